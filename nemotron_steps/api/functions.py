@@ -19,6 +19,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -31,31 +32,28 @@ Reward = str | Callable[..., Any]
 
 
 def function_reference(function: Reward, folder: Path, position: int = 0) -> str:
-    """`FILE.py:NAME` or `MODULE:NAME` of a reward function.
-
-    Args:
-        function: a function, or such a text, as it is.
-        folder: gets the file of a function that has to be written down.
-        position: among the rewards, for errors.
-
-    Raises ConfigError for what is not a function, or cannot be written down.
-    """
+    """`FILE.py:NAME` or `MODULE:NAME` of a reward function, or of such a text as it is. `folder` gets the file of one
+    that has to be written down. ConfigError for what is not a function, or cannot be written down."""
     if isinstance(function, str):
         return function
     if not isinstance(function, FunctionType):
+        name = getattr(function, "__name__", None)
+        named = name if isinstance(name, str) and not isinstance(function, type) else type(function).__name__
         raise ConfigError(
             "a reward is a function: what holds a state of its own cannot be taken to another process",
             where=f"rewards[{position}]",
             expected="def NAME(prompts, completions, **columns), or 'FILE.py:NAME'",
-            found=_described(function),
-            hints=(f"def reward(completions, **columns): return {_described(function)}(...)",),
+            found=named,
+            hints=(f"def reward(completions, **columns): return {named}(...)",),
         )
     module = sys.modules.get(function.__module__)
     if module is not None and _importable(function, module):
-        file = Path(inspect.getsourcefile(module) or "").absolute()
         if "." not in module.__name__ and not hasattr(module, "__path__"):
-            return f"{file}:{function.__qualname__}"
-        if _is_found_anywhere(module):
+            return f"{Path(inspect.getsourcefile(module) or '').absolute()}:{function.__qualname__}"
+        # Where a fresh process finds a package as this one does.
+        known = [os.getcwd(), *sysconfig.get_paths().values(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        known += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+        if _root_of(module) in {str(Path(path).absolute()) for path in known if path}:
             return f"{module.__name__}:{function.__qualname__}"
     name = function.__name__
     capture = _Capture(name, position)
@@ -69,12 +67,7 @@ def function_reference(function: Reward, folder: Path, position: int = 0) -> str
 
 
 class _Capture:
-    """A module that defines a function, as far as it is written.
-
-    Args:
-        subject: the reward function's name, for errors.
-        position: among the rewards.
-    """
+    """A module that defines a reward function (`subject`, at a `position` among the rewards), as far as it goes."""
 
     def __init__(self, subject: str, position: int) -> None:
         self._subject = subject
@@ -132,9 +125,15 @@ class _Capture:
             self.define(own, function)
             self._texts.append(f"{name} = {own}")
             return
-        node = _definition(function)
         if not own.isidentifier():
             raise self._refused("a lambda has no name")
+        node = None
+        with suppress(OSError, SyntaxError):
+            source = inspect.getsource(function)
+            # Not dedented: that would change what texts of several lines say.
+            tree = ast.walk(ast.parse(f"if True:\n{source}" if source[:1].isspace() else source))
+            kinds = ast.FunctionDef | ast.AsyncFunctionDef
+            node = next((each for each in tree if isinstance(each, kinds) and each.name == own), None)
         if vars(function) or (node is not None and node.decorator_list):
             raise self._refused(f"'{own}' is decorated, or has attributes, which are not in its source")
         if function.__closure__:
@@ -144,11 +143,10 @@ class _Capture:
             raise self._refused(f"'{own}' has no source here (typed into `python`, or made by code)")
         defaults = [*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None)]
         given = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-        try:
-            as_written = [ast.literal_eval(each) for each in defaults] == given
-        except ValueError:
-            as_written = False
-        if not as_written:
+        as_written = None
+        with suppress(ValueError):
+            as_written = [ast.literal_eval(each) for each in defaults]
+        if as_written != given:
             raise self._refused(f"default arguments of '{own}' are not constants")
         text = ast.unparse(node)  # without comments, which make no other function
         self._texts.append(text)
@@ -164,18 +162,6 @@ class _Capture:
             expected="a plain `def` that uses imports, other such functions, numbers, texts, lists and mappings",
             hints=(f"rewards=['rewards.py:{name}']   # put it into a file, with what it needs",),
         )
-
-
-def _definition(function: FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """The syntax of a function; None if its source is not to be had."""
-    try:
-        source = inspect.getsource(function)
-        # Not dedented: that would change what texts of several lines say.
-        tree = ast.parse(f"if True:\n{source}" if source[:1].isspace() else source)
-    except (OSError, SyntaxError):
-        return None
-    kinds = ast.FunctionDef | ast.AsyncFunctionDef
-    return next((each for each in ast.walk(tree) if isinstance(each, kinds) and each.name == function.__name__), None)
 
 
 def _names_used(code: CodeType) -> Iterator[str]:
@@ -222,15 +208,3 @@ def _root_of(module: ModuleType) -> str:
     file = Path(module.__file__ or "").absolute()
     depth = module.__name__.count(".") + (1 if hasattr(module, "__path__") else 0)
     return str(file.parents[depth])
-
-
-def _is_found_anywhere(module: ModuleType) -> bool:
-    """Whether a fresh process finds a package as this one does."""
-    known = [os.getcwd(), *sysconfig.get_paths().values(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    known += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-    return _root_of(module) in {str(Path(path).absolute()) for path in known if path}
-
-
-def _described(function: Any) -> str:
-    name = getattr(function, "__name__", None)
-    return str(name) if isinstance(name, str) and not isinstance(function, type) else type(function).__name__

@@ -11,7 +11,6 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -40,16 +39,8 @@ _CORRECT = '{"prompt": "What is 1 + 1?", "answer": "2"}'
 
 
 def data_reference(dataset: Any, folder: Path, *, argument: str = "dataset") -> str:
-    """What a plan takes as the input for a data set.
-
-    Args:
-        dataset: a path, a reference or an artifact, as it is; or rows: a list (or any iterable) of mappings,
-            a `datasets.Dataset`, a pandas or polars DataFrame, or another table that exports Arrow data.
-        folder: gets the file.
-        argument: what the caller's argument is called, for messages.
-
-    Raises DataError for what holds no rows, or a row that JSON has no form for.
-    """
+    """What a plan takes as the input for a data set: a path, a reference or an artifact as it is, or the file in
+    `folder` that rows in memory are written to. DataError for what holds no rows, or a row that JSON cannot hold."""
     if isinstance(dataset, Artifact):
         return dataset.ref
     if isinstance(dataset, str | os.PathLike):
@@ -77,10 +68,8 @@ def data_reference(dataset: Any, folder: Path, *, argument: str = "dataset") -> 
             file.close()
             path = folder / f"{digest.hexdigest()[:16]}.jsonl"
             os.replace(file.name, path)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(file.name)
-            raise
+        finally:
+            Path(file.name).unlink(missing_ok=True)
     return str(path)
 
 
@@ -91,7 +80,16 @@ def _rows(dataset: Any, argument: str) -> Iterator[Any]:
         for values in dataset.itertuples(index=False, name=None):
             yield without_padding(dict(zip(names, values, strict=True)))
     elif hasattr(dataset, "__arrow_c_stream__"):  # polars, pyarrow, duckdb
-        yield from _arrow_rows(dataset, argument)
+        try:
+            from pyarrow import RecordBatchReader
+        except ImportError as error:
+            raise UnsupportedError(
+                f"a {type(dataset).__module__}.{type(dataset).__name__} is read by pyarrow, which is not installed",
+                where=argument,
+                hints=("pip install 'nemotron-steps[data]'",),
+            ) from error
+        for batch in RecordBatchReader.from_stream(dataset):  # one in memory at a time
+            yield from map(without_padding, batch.to_pylist())
     elif isinstance(dataset, Iterable):
         yield from map(without_padding, dataset) if hasattr(dataset, "features") else dataset  # of `datasets`
     else:
@@ -104,20 +102,6 @@ def _rows(dataset: Any, argument: str) -> Iterator[Any]:
         )
 
 
-def _arrow_rows(table: Any, argument: str) -> Iterator[dict[str, Any]]:
-    """The rows of a table by Arrow's PyCapsule interface, one batch in memory at a time."""
-    try:
-        from pyarrow import RecordBatchReader
-    except ImportError as error:
-        raise UnsupportedError(
-            f"a {type(table).__module__}.{type(table).__name__} is read by pyarrow, which is not installed",
-            where=argument,
-            hints=("pip install 'nemotron-steps[data]'",),
-        ) from error
-    for batch in RecordBatchReader.from_stream(table):
-        yield from map(without_padding, batch.to_pylist())
-
-
 def _line(row: Any, number: int, argument: str) -> bytes:
     if not isinstance(row, Mapping):
         raise DataError(
@@ -128,9 +112,8 @@ def _line(row: Any, number: int, argument: str) -> bytes:
             hints=(f'{argument}=[{{"prompt": text}} for text in {argument}]',) if isinstance(row, str) else (),
         )
     if number == 1 and not prompt_layout(row)[1] and not has_pair(row):
-        texts = sorted(
-            (name for name, value in row.items() if isinstance(value, str)), key=lambda name: -len(row[name])
-        )
+        texts = [name for name, value in row.items() if isinstance(value, str)]
+        texts.sort(key=lambda name: -len(row[name]))
         raise DataError(
             "nothing in the rows is a prompt",
             where=f"{argument}, row 1",
@@ -174,10 +157,10 @@ STEP = "rl/nemo_rl/rlvr"
 _GIVEN = "given"
 """Folder of the home for functions and rows that have no file of their own."""
 _OTHER_NAMES = {
-    "reward": "rewards",
     "reward_funcs": "rewards",
     "train_dataset": "dataset",
     "eval_dataset": "validation",
+    "reward": "rewards",
 }
 """Arguments as other trainers, and the command line, call them."""
 
@@ -231,8 +214,11 @@ class GRPO:
                 expected="model, dataset and validation",
                 hints=(f"run({STEP!r}, inputs={{'policy': MODEL, 'prompts': DATA}})",),
             )
+        reward = sections.get("reward")
+        named = reward if isinstance(reward, list | tuple) else [reward]
+        is_config = all(each is None or isinstance(each, str | Mapping) for each in named)  # the key `reward`
         for name, here in _OTHER_NAMES.items():
-            if name in sections and not (name == "reward" and _is_config(sections[name])):
+            if name in sections and not (name == "reward" and is_config):
                 raise RequestError(f"GRPO has no argument '{name}'", where=name, expected=here, hints=(f"{here}=…",))
         self._session = session_of(home)
         given = self._session.store.backend.local(_GIVEN)
@@ -240,19 +226,19 @@ class GRPO:
         inputs: dict[str, Input] = {"policy": model, "prompts": data_reference(dataset, given / "data")}
         if validation is not None:
             inputs["validation"] = data_reference(validation, given / "data", argument="validation")
+        texts = override_list(overrides)
+        if functions:
+            texts.insert(0, f"reward={override_value(functions)}")
         request = request_for(
             STEP,
             config=config if config is not None else _config_for(self._session.profile(profile)),
             inputs=inputs,
-            overrides=[
-                *([f"reward={override_value(functions)}"] if functions else []),
-                *override_list(overrides),
-            ],
+            overrides=texts,
             profile=profile,
             over=over,
             **sections,
         )
-        if validation is not None and not self._says_when_to_validate(request):
+        if validation is not None and not self._validates(request):
             request = replace(request, overrides=(*request.overrides, "grpo.val_at_start=true", "grpo.val_at_end=true"))
         self._request = request
         self.command = self._request.redacted().typed
@@ -270,8 +256,7 @@ class GRPO:
 
         return run_request(self._session, self._request, force=force, resume=resume, wait=wait, progress=progress)
 
-    def _says_when_to_validate(self, request: RunRequest) -> bool:
-        """Whether the config does, with the request's overrides. ConfigError for a config that cannot be read."""
+    def _validates(self, request: RunRequest) -> bool:
         settled = self._session.settled(request)
         with variables_of(self._session.profile_of(settled)):
             flat = self._session.compose(STEP, settled.config, settled.overrides).flat
@@ -279,12 +264,6 @@ class GRPO:
 
     def __repr__(self) -> str:
         return f"<GRPO {self.command}>"
-
-
-def _is_config(reward: Any) -> bool:
-    """Whether a value is one of the config's key `reward`, which has no functions but their names."""
-    each = reward if isinstance(reward, list | tuple) else [reward]
-    return all(one is None or isinstance(one, str | Mapping) for one in each)
 
 
 def _named(

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import inspect
 import io
+import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -87,11 +88,8 @@ def request_for(
 
 
 def arguments_of(listed: Callable[..., Any]) -> Callable[[FunctionT], FunctionT]:
-    """Show a function's `**request` as what it is handed on to.
-
-    Its signature has the keyword arguments of `listed` before its own, and its docstring their descriptions in place
-    of the entry `request`.
-    """
+    """Show a function's `**request` as what it is handed on to: in its signature and its docstring are the arguments of
+    `listed` in the place of `request`."""
 
     def show(function: FunctionT) -> FunctionT:
         own = inspect.signature(function)
@@ -124,26 +122,26 @@ def reference(given: Input) -> str:
 def over_texts(over: Over) -> list[str]:
     """`KEY=V1,V2,…` for every key. RequestError for a text alone, and for values that are empty or a text alone."""
     if isinstance(over, str):
-        key = over.partition("=")[0]
         raise RequestError(
             "what to fan out over is a mapping of keys to lists of values",
             found=repr(over),
-            hints=(f"over={{{key!r}: [V1, V2]}}",),
+            hints=(f"over={{{over.partition('=')[0]!r}: [V1, V2]}}",),
         )
     if not isinstance(over, Mapping):
         return [str(each) for each in over]
-    return [f"{key}={','.join(map(override_value, _values(key, given)))}" for key, given in over.items()]
-
-
-def _values(key: str, given: Any) -> list[Any]:
-    if isinstance(given, str | Mapping) or not isinstance(given, Iterable) or not (values := list(given)):
-        raise RequestError(
-            "a step is fanned out over a list of values",
-            where=f"over[{key!r}]",
-            found=repr(given),
-            hints=(f"over={{{key!r}: [V1, V2]}}",),
-        )
-    return [reference(each) if isinstance(each, Artifact) else each for each in values]
+    texts = []
+    for key, given in over.items():
+        values = [] if isinstance(given, str | Mapping) or not isinstance(given, Iterable) else list(given)
+        if not values:
+            raise RequestError(
+                "a step is fanned out over a list of values",
+                where=f"over[{key!r}]",
+                found=repr(given),
+                hints=(f"over={{{key!r}: [V1, V2]}}",),
+            )
+        named = (reference(each) if isinstance(each, Artifact) else each for each in values)
+        texts.append(f"{key}={','.join(map(override_value, named))}")
+    return texts
 
 
 def override_list(overrides: Overrides) -> list[str]:
@@ -157,31 +155,28 @@ def override_list(overrides: Overrides) -> list[str]:
     return override_texts(overrides) if isinstance(overrides, Mapping) else [str(each) for each in overrides]
 
 
-def override_texts(values: Mapping[str, Any]) -> list[str]:
+def override_texts(values: Mapping[str, Any], prefix: str = "") -> list[str]:
     """`key=value` for every leaf of nested mappings."""
-    return [f"{key}={override_value(value)}" for key, value in _leaves(values, "")]
-
-
-def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    texts = []
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
+            texts += override_texts(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", value
+            texts.append(f"{prefix}{name}={override_value(value)}")
+    return texts
 
 
 def override_value(value: Any) -> str:
     """A value in Hydra's grammar. RequestError for one that it has no form for."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, int):
         return str(int(value))
     if isinstance(value, float):
         return repr(float(value)) if math.isfinite(value) else str(float(value))
     if isinstance(value, str | os.PathLike):
-        return _text(os.fspath(value))
+        text = os.fspath(value)  # bare where it reads the same
+        return text if _BARE.fullmatch(text) and text.lower() not in _WORDS else quoted(text)
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}: {override_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -191,14 +186,6 @@ def override_value(value: Any) -> str:
         expected="a value that a YAML file could have",
         found=f"{value!r} ({type(value).__name__})",
     )
-
-
-def _text(text: str) -> str:
-    """Bare where it reads the same."""
-    return text if _BARE.fullmatch(text) and text.lower() not in _WORDS else quoted(text)
-
-
-_COLUMNS = 120
 
 
 class Planned:
@@ -247,7 +234,7 @@ class Planned:
 
     def __str__(self) -> str:
         text = io.StringIO()
-        show_plan(self.plan, self._request, Terminal(text, color=False, width=_COLUMNS))
+        show_plan(self.plan, self._request, Terminal(text, color=False, width=120))
         return text.getvalue()
 
     def __repr__(self) -> str:
@@ -278,8 +265,5 @@ def session_of(home: str | os.PathLike[str] | None) -> Session:
 
 
 def variables_of(profile: Profile | None) -> AbstractContextManager[None]:
-    """Set a local profile's `env_vars` for a while: the next request may have another profile, or none.
-
-    Configs read them (`${oc.env:NAME}`), so a plan made without them is not what the run does.
-    """
+    """Set a local profile's `env_vars`, which configs read, for a while: the next request may have another profile."""
     return variables_set(profile.variables_here if profile is not None else {})

@@ -21,18 +21,13 @@ class Registry:
         return load_index()
 
     def list(
-        self,
-        *,
-        category: str | None = None,
-        consumes: str | None = None,
-        produces: str | None = None,
-        tag: str | None = None,
+        self, *, category: str | None = None, consumes: str | None = None, produces: str | None = None, tag: str = ""
     ) -> list[StepRow]:
         """Steps that match every filter given, as `steps list`; a type stands for its subtypes.
 
         Raises UnknownNameError for an unknown type or category.
         """
-        return selected(self._index, category, consumes, produces, () if tag is None else (tag,))
+        return selected(self._index, category, consumes, produces, (tag,) if tag else ())
 
     def show(self, step: str) -> dict[str, Any]:
         """A step's ports, configs (name → file) and manifest, as `steps show STEP --json`.
@@ -54,10 +49,8 @@ class Registry:
     @property
     def packs(self) -> dict[str, tuple[str, ...]]:
         """Packs and the ids of their steps."""
-        found: dict[str, tuple[str, ...]] = {}
-        for row in self._index.steps:
-            found[row.pack] = (*found.get(row.pack, ()), row.id)
-        return found
+        rows = self._index.steps
+        return {pack: tuple(row.id for row in rows if row.pack == pack) for pack in dict.fromkeys(r.pack for r in rows)}
 
     @property
     def problems(self) -> tuple[StepsError, ...]:

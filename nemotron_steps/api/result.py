@@ -17,7 +17,7 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import RequestError, UnknownNameError
 from nemotron_steps.runs.log_format import in_words, number, seconds
-from nemotron_steps.runs.report.data import RunReport, StepReport, read_report
+from nemotron_steps.runs.report.data import RunReport, read_report
 from nemotron_steps.runs.report.svg import curve, headlines
 from nemotron_steps.runs.run_folder import DONE, KILLED, get_run, run_file
 from nemotron_steps.session.jobs import AT_WORK, JobView
@@ -39,14 +39,10 @@ _STYLE = (
 
 @dataclass(frozen=True)
 class Plot:
-    """Curves of metrics. A notebook draws it; `save` writes it as a page.
-
-    Attributes:
-        series: name → points.
-        title: whose they are.
-    """
+    """Curves of metrics. A notebook draws it; `save` writes it as a page."""
 
     series: Mapping[str, Mapping[int, float]]
+    """Name → training step → number."""
     title: str = ""
 
     @property
@@ -71,34 +67,6 @@ class Plot:
         return framed(self.html)
 
 
-def charts(metrics: Mapping[str, Mapping[int, float]], names: Sequence[str], title: str) -> Plot:
-    """The curves of the named metrics; of none named, those worth seeing first. UnknownNameError for any other."""
-    for name in names:
-        if name not in metrics:
-            close = nearest(name, list(metrics))
-            raise UnknownNameError(
-                f"{title} reported no metric '{name}'",
-                expected=" or ".join(close) or ", ".join(sorted(metrics)[:12]) or "a step that reports metrics",
-                found=name,
-                hints=tuple(f"plot({other!r})" for other in close[:2]),
-            )
-    return Plot({name: metrics[name] for name in names or headlines(list(metrics))}, title)
-
-
-def result_html(result: Result) -> str:
-    """A run in a notebook: how it went, what its last step reported, its curves."""
-    took = sum(step.seconds or 0.0 for step in result.steps.values() if step.state == "ran")
-    head = f"<b>{escape(result.id)}</b> · {escape(result.status)} · {seconds(took)}"
-    rows = [
-        *((name.replace("_", " "), escape(in_words(name, value))) for name, value in result.summary.items()),
-        *((port, escape(f"{artifact.ref}  {artifact.path}")) for port, artifact in result.outputs.items()),
-    ]
-    table = "".join(f"<tr><td>{escape(name)}</td><td>{value}</td></tr>" for name, value in rows)
-    error = result.error
-    told = f"<p>error[{escape(str(error['code']))}]: {escape(str(error['what']))}</p>" if error else ""
-    return framed(f"<div>{head}</div>{told}<table>{table}</table>{result.plot().html}")
-
-
 def framed(content: str) -> str:
     """Content with its looks, which touch nothing else of the page."""
     return f'<div class="nemotron-steps"><style>{_STYLE}</style>{content}</div>'
@@ -110,26 +78,23 @@ Series = dict[int, float]
 
 @dataclass(frozen=True)
 class StepRun:
-    """One step of a run.
-
-    Attributes:
-        state: ran, cached, reused, failed, interrupted, running or pending.
-        seconds: what it took when it was made.
-        outputs: port → artifact, those of them that are still there.
-        summary: what it reported at its end.
-        metrics: name → training step → number.
-        hints: what to change, where it raised signals.
-        samples: examples of what the policy answered.
-    """
+    """One step of a run."""
 
     key: str
     state: str
+    """ran, cached, reused, failed, interrupted, running or pending."""
     seconds: float | None
+    """What it took when it was made."""
     outputs: Mapping[str, Artifact]
+    """Port → artifact, those of them that are still there."""
     summary: Mapping[str, Any]
+    """What it reported at its end."""
     metrics: Mapping[str, Series]
+    """Name → training step → number."""
     hints: Sequence[Mapping[str, Any]]
+    """What to change, where it raised signals."""
     samples: Sequence[Mapping[str, Any]]
+    """Examples of what the policy answered."""
 
 
 class Result:
@@ -185,13 +150,12 @@ class Result:
         from nemotron_steps.runs.launch import error_of, follow
 
         info = get_run(self._store, self.id)
-        if info.job:
-            follow(self._store, self.id, write_log if progress else (lambda text: None))
-            return self
-        failure = error_of(info)
+        failure = None if info.job else error_of(info)
         if failure is not None:
             raise failure
-        if info.status != DONE:
+        if info.job:
+            follow(self._store, self.id, write_log if progress else (lambda text: None))
+        elif info.status != DONE:
             raise RequestError(
                 f"no executor works on run '{self.id}'", found=info.status, hints=(f"steps watch {self.id}",)
             )
@@ -221,7 +185,20 @@ class Result:
     @property
     def steps(self) -> dict[str, StepRun]:
         """Every step by its key, in the plan's order."""
-        return {step.key: self._step(step) for step in self._report.steps}
+        known = self._report.artifacts
+        return {
+            step.key: StepRun(
+                step.key,
+                step.state,
+                step.seconds,
+                {port: known[ref] for port, ref in step.outputs.items() if ref in known},
+                step.summary,
+                {name: {int(index): value for index, value in points} for name, points in step.curves.items()},
+                step.hints,
+                step.samples,
+            )
+            for step in self._report.steps
+        }
 
     @property
     def outputs(self) -> dict[str, Artifact]:
@@ -256,7 +233,17 @@ class Result:
         Raises UnknownNameError for a metric that was not reported.
         """
         found = self._goal if step is None else self.steps[step]
-        return charts(found.metrics, names, found.key)
+        known = list(found.metrics)
+        for name in names:
+            if name not in known:
+                close = nearest(name, known)
+                raise UnknownNameError(
+                    f"{found.key} reported no metric '{name}'",
+                    expected=" or ".join(close) or ", ".join(sorted(known)[:12]) or "a step that reports metrics",
+                    found=name,
+                    hints=[f"plot({other!r})" for other in close[:2]],
+                )
+        return Plot({name: found.metrics[name] for name in names or headlines(known)}, found.key)
 
     @property
     def _goal(self) -> StepRun:
@@ -269,23 +256,19 @@ class Result:
             )
         return self.steps[report.goals[-1]]
 
-    def _step(self, step: StepReport) -> StepRun:
-        return StepRun(
-            step.key,
-            step.state,
-            step.seconds,
-            {port: self._report.artifacts[ref] for port, ref in step.outputs.items() if ref in self._report.artifacts},
-            step.summary,
-            {name: {int(index): value for index, value in points} for name, points in step.curves.items()},
-            step.hints,
-            step.samples,
-        )
-
     def __repr__(self) -> str:
         return f"<Result {self.id}: {self.status}>"
 
     def _repr_html_(self) -> str:
-        return result_html(self)
+        """How it went, what its last step reported, its curves."""
+        took = sum(step.seconds or 0.0 for step in self.steps.values() if step.state == "ran")
+        head = f"<b>{escape(self.id)}</b> · {escape(self.status)} · {seconds(took)}"
+        rows = {name.replace("_", " "): in_words(name, value) for name, value in self.summary.items()}
+        rows |= {port: f"{artifact.ref}  {artifact.path}" for port, artifact in self.outputs.items()}
+        table = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows.items())
+        error = self.error
+        told = f"<p>error[{escape(str(error['code']))}]: {escape(str(error['what']))}</p>" if error else ""
+        return framed(f"<div>{head}</div>{told}<table>{table}</table>{self.plot().html}")
 
 
 def open_run(run: str = "latest", *, home: str | os.PathLike[str] | None = None) -> Result:

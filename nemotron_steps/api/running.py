@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from inspect import signature
@@ -57,25 +57,19 @@ def run(
     elif resume is None:
         raise RequestError("name a step or a pipeline", hints=("run('rl/nemo_rl/rlvr')", "run(resume='latest')"))
     else:
-        wanted = _asked_again(session, resume, **request)
+        profile, ignored = request.pop("profile", None), request.pop("ignore_checks", ())
+        known = [name for name, each in signature(request_for).parameters.items() if each.kind is each.KEYWORD_ONLY]
+        # Another name is a key of the config where steps are named; without any, it is a mistake whatever its value.
+        changed = {n: value for n, value in request.items() if n not in known or value not in (None, (), [], {})}
+        if changed:
+            raise RequestError(
+                "resume alone goes on with what that run was asked for; name the steps to change it",
+                found=", ".join(f"{name}={value!r}" for name, value in changed.items()),
+                hints=(f"run('STEP', ..., resume={resume!r})",),
+            )
+        ignored = (ignored,) if isinstance(ignored, str) else tuple(ignored)
+        wanted = request_of_run(session, resume, profile=profile, ignore_checks=ignored)
     return run_request(session, wanted, force=force, resume=resume, wait=wait, progress=progress)
-
-
-def _asked_again(
-    session: Session, run: str, *, profile: str | None = None, ignore_checks: str | Iterable[str] = (), **more: Any
-) -> RunRequest:
-    """What an earlier run was asked for. RequestError for another request, or no argument of one."""
-    known = [name for name, each in signature(request_for).parameters.items() if each.kind is each.KEYWORD_ONLY]
-    # Another name is a key of the config where steps are named; without any, it is a mistake whatever its value.
-    changed = [name for name, value in more.items() if name not in known or value not in (None, (), [], {})]
-    if changed:
-        raise RequestError(
-            "resume alone goes on with what that run was asked for; name the steps to change it",
-            found=", ".join(f"{name}={more[name]!r}" for name in changed),
-            hints=(f"run('STEP', ..., resume={run!r})",),
-        )
-    ignored = (ignore_checks,) if isinstance(ignore_checks, str) else tuple(ignore_checks)
-    return request_of_run(session, run, profile=profile, ignore_checks=ignored)
 
 
 def run_request(
@@ -97,8 +91,8 @@ def run_request(
             with variables_of(profile):
                 show = partial(show_to_submit, request, terminal) if terminal is not None else lambda plan: None
                 info, profile = submit(session, request, profile, force=force, resume=resume, attached=wait, show=show)
-                if terminal is not None:
-                    show_job(info, profile, terminal)
+            if terminal is not None:
+                show_job(info, profile, terminal)
             if wait:
                 follow_attached(session.store, info, write_log if progress else lambda text: None)
         return Result(session.store, info.id)
@@ -106,17 +100,14 @@ def run_request(
         display = partial(shown, request, terminal)
         result, plan = run_here(session, request, force=force, resume=resume, display=display, ends_process=False)
         if terminal is not None:
-            show_result(result, plan, session.registry, terminal)
+            show_result(result, plan, terminal)
     return Result(session.store, result.id)
 
 
 @contextmanager
 def without_main_module() -> Iterator[None]:
-    """Processes that multiprocessing starts within do not import this program, and so do not run its steps again.
-
-    It may be a script without `if __name__ == "__main__":`. They need nothing of it: what they call lies in this
-    package, and reward functions go by file or module.
-    """
+    """Processes that multiprocessing starts within do not import this program, which may be a script without
+    `if __name__ == "__main__":`, and so do not run its steps again. They need nothing of it."""
     program = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -127,11 +118,8 @@ def without_main_module() -> Iterator[None]:
 
 @contextmanager
 def outside_event_loop() -> Iterator[None]:
-    """No event loop is running within, and the one before is again afterwards. Nothing of it runs meanwhile.
-
-    A notebook's cell is a task of one, steps run loops of their own, and asyncio allows one a thread. In another thread
-    the run could not be interrupted (docs/decisions/runs-in-notebooks.md).
-    """
+    """No event loop is running within, and the one before is again afterwards: a notebook's cell is a task of one, and
+    steps run loops of their own (docs/decisions/runs-in-notebooks.md)."""
     loop = asyncio._get_running_loop()
     if loop is None:
         yield

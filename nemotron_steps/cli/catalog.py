@@ -19,32 +19,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-def list_steps(arguments: argparse.Namespace) -> int:
+def list_steps(args: argparse.Namespace) -> int:
     """`steps list`."""
     index = load_index()
-    rows = selected(index, arguments.category, arguments.consumes, arguments.produces, arguments.tag)
-    filtered = bool(arguments.category or arguments.consumes or arguments.produces or arguments.tag)
-    pipelines = () if filtered else index.pipelines
-    if arguments.as_json:
-        print_json(
-            {
-                "steps": [row.to_dict() for row in rows],
-                "pipelines": [row.to_dict() for row in pipelines],
-                "problems": [problem.to_dict() for problem in index.problems],
-            }
-        )
-        return 0
-    terminal = Terminal.of()
+    filters = (args.category, args.consumes, args.produces, args.tag)
+    rows = selected(index, *filters)
+    pipelines = () if any(filters) else index.pipelines
+    if args.as_json:
+        named: dict[str, Sequence[Any]] = {"steps": rows, "pipelines": pipelines, "problems": index.problems}
+        return print_json({name: [each.to_dict() for each in found] for name, found in named.items()})
+    out = Terminal.of()
     if not rows:
-        terminal.print("no step matches")
-    elif arguments.tree:
-        terminal.tree(_tree(rows, terminal))
+        out.print("no step matches")
+    elif args.tree:
+        out.tree(_tree(rows, out))
     else:
-        _table(rows, terminal)
+        _table(rows, out)
     if pipelines:
-        terminal.print(terminal.style("pipelines", "dim"))
-        terminal.table([[row.name, first_sentence(printable(row.description))] for row in pipelines], indent=2)
-    _mention_problems(index, terminal)
+        out.print(out.style("pipelines", "dim"))
+        out.table([[row.name, first_sentence(printable(row.description))] for row in pipelines], indent=2)
+    _mention_problems(index, out)
     return 0
 
 
@@ -53,20 +47,29 @@ def selected(
 ) -> list[StepRow]:
     """Steps that match every filter given. UnknownNameError for an unknown type or category."""
     types = {port.type for row in index.steps for port in (*row.consumes, *row.produces)} | set(index.types.types)
-    for option, name in (("consumes", consumes), ("produces", produces)):
-        _known(name, types, f"--{option}", "artifact type")
+    _known(consumes, types, "--consumes", "artifact type")
+    _known(produces, types, "--produces", "artifact type")
     _known(category, {row.category for row in index.steps}, "--category", "category")
     rows = index.select(category=category, consumes=consumes, produces=produces)
     return [row for row in rows if set(tags) <= set(row.tags)]
 
 
-def show(arguments: argparse.Namespace) -> int:
+def _known(name: str | None, known: set[str], flag: str, kind: str) -> None:
+    if name is not None and name not in known:
+        raise UnknownNameError(
+            f"there is no {kind} '{name}'",
+            where=f"{flag} {name}",
+            expected=", ".join(sorted(known)),
+            hints=[f"steps list {flag} {other}" for other in nearest(name, sorted(known))] or ["steps list"],
+        )
+
+
+def show(args: argparse.Namespace) -> int:
     """`steps show STEP`: the manifest as it is written, and the configs beside it."""
     index = load_index()
-    if arguments.as_json:
-        print_json(step_fields(index, arguments.step))
-        return 0
-    row, manifest, configs = _step(index, arguments.step)
+    if args.as_json:
+        return print_json(step_fields(index, args.step))
+    row, manifest, configs = _step(index, args.step)
     _show_step(row, manifest, configs, Terminal.of())
     errors = Terminal.of(sys.stderr)
     for warning in _about(row, index.warnings):
@@ -91,55 +94,64 @@ def _about(row: StepRow, problems: Iterable[ManifestError]) -> list[ManifestErro
 
 def _step(index: Index, step_id: str) -> tuple[StepRow, dict[str, Any], list[Path]]:
     row = index.step(step_id)
+    if row is None and any(pipeline.name == step_id for pipeline in index.pipelines):
+        raise UnknownNameError(
+            f"'{step_id}' is a pipeline, not a step",
+            expected="a step; a pipeline's stages are in its plan",
+            hints=(f"steps plan {step_id}",),
+        )
+    if row is None and index.problems:
+        from nemotron_steps.manifest.registry import load_registry
+
+        load_registry().step(step_id)  # raises what is wrong with its manifest
     if row is None:
-        if any(pipeline.name == step_id for pipeline in index.pipelines):
-            raise UnknownNameError(
-                f"'{step_id}' is a pipeline, not a step",
-                expected="a step; a pipeline's stages are in its plan",
-                hints=(f"steps plan {step_id}",),
-            )
-        raise _missing_step(step_id, index)
+        close = nearest(step_id, [row.id for row in index.steps])
+        raise UnknownNameError(
+            f"there is no step '{step_id}'",
+            expected="an id that `steps list` shows",
+            hints=(*(f"steps show {name}" for name in close), "steps list"),
+        )
     import tomllib
 
     manifest = tomllib.loads(Path(row.file).read_text(encoding="utf-8"))
     return row, manifest, config_files(Path(row.file), row.plain_id)
 
 
-def types(arguments: argparse.Namespace) -> int:
+def types(args: argparse.Namespace) -> int:
     """`steps types`: a tree of what is usable as what, with the conversions."""
     index = load_index()
-    graph = index.types
-    if arguments.as_json:
-        print_json(type_fields(index))
-        return 0
-    terminal = Terminal.of()
+    if args.as_json:
+        return print_json(type_fields(index))
+    out = Terminal.of()
 
     def below(parent: str | None) -> dict[str, Any]:
-        children = [
-            name
-            for name, declared in sorted(graph.types.items())
-            if (parent in declared.is_a if parent is not None else not declared.is_a)
-        ]
-        return {_type_label(name, index, terminal): below(name) for name in children}
+        tree = {}
+        for name, declared in sorted(index.types.types.items()):
+            if parent not in (declared.is_a or (None,)):
+                continue
+            text = first_sentence(printable(declared.description))
+            label = f"{out.style(name, 'bold')}  {out.style(text, 'dim')}"
+            hops = ", ".join(f"{hop.target} by {hop.step_id}" for hop in index.types.conversions(name))
+            tree[f"{label}  {out.style(f'converts to {hops}', 'cyan')}" if hops else label] = below(name)
+        return tree
 
-    terminal.tree(below(None))
-    _mention_problems(index, terminal)
+    out.tree(below(None))
+    _mention_problems(index, out)
     return 0
 
 
 def type_fields(index: Index) -> dict[str, Any]:
     """Every artifact type by name: what it is, converts to, is made by and is read by."""
-    graph = index.types
     return {
         name: {
             "description": declared.description,
             "is_a": list(declared.is_a),
-            "convert_to": {hop.target: hop.step_id for hop in graph.conversions(name)},
+            "convert_to": {hop.target: hop.step_id for hop in index.types.conversions(name)},
             "attributes": dict(declared.attributes),
             "produced_by": [row.id for row in index.select(produces=name)],
             "consumed_by": [row.id for row in index.select(consumes=name)],
         }
-        for name, declared in sorted(graph.types.items())
+        for name, declared in sorted(index.types.types.items())
     }
 
 
@@ -152,38 +164,25 @@ def config_files(manifest: Path, step_id: str) -> list[Path]:
 
 def purpose(config: Path) -> str:
     """What a config is for: the first sentence of the comment that it begins with; empty without one."""
-    comment: list[str] = []
-    with config.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if not line.startswith("#"):
-                break
-            if "@package" not in line:
-                comment.append(line.lstrip("# ").strip())
-    return first_sentence(" ".join(comment)) if comment else ""
+    head = re.match(r"(#.*\n)*", config.read_text(encoding="utf-8", errors="replace"))
+    comment = [line.lstrip("# ").strip() for line in head[0].splitlines() if "@package" not in line] if head else []
+    return first_sentence(" ".join(comment))
 
 
-def _table(rows: Iterable[StepRow], terminal: Terminal) -> None:
-    by_category: dict[str, list[StepRow]] = {}
-    for row in rows:
-        by_category.setdefault(row.category or "other", []).append(row)
-    width = max(len(row.id) for group in by_category.values() for row in group)
-    for category in sorted(by_category):
-        terminal.print(terminal.style(category, "dim"))
-        terminal.table(
-            [
-                [
-                    terminal.style(row.id.ljust(width), "bold"),
-                    first_sentence(printable(row.description or row.name)),
-                    terminal.style("→ " + ", ".join(port.type for port in row.produces), "dim") if row.produces else "",
-                ]
-                for row in by_category[category]
-            ],
-            indent=2,
-            flexible=1,
-        )
+def _table(rows: Sequence[StepRow], out: Terminal) -> None:
+    width = max(len(row.id) for row in rows)
+    for category in sorted({row.category or "other" for row in rows}):
+        out.print(out.style(category, "dim"))
+        table = []
+        for row in rows:
+            if (row.category or "other") == category:
+                made = "→ " + ", ".join(port.type for port in row.produces) if row.produces else ""
+                text = first_sentence(printable(row.description or row.name))
+                table.append([out.style(row.id.ljust(width), "bold"), text, out.style(made, "dim")])
+        out.table(table, indent=2, flexible=1)
 
 
-def _tree(rows: Iterable[StepRow], terminal: Terminal) -> dict[str, Any]:
+def _tree(rows: Iterable[StepRow], out: Terminal) -> dict[str, Any]:
     root: dict[str, Any] = {}
     for row in rows:
         node = root
@@ -192,124 +191,69 @@ def _tree(rows: Iterable[StepRow], terminal: Terminal) -> dict[str, Any]:
         for part in parents:
             node = node.setdefault(part, {})
         text = first_sentence(printable(row.description or row.name))
-        node[f"{terminal.style(last, 'bold')}  {terminal.style(text, 'dim')}"] = {}
+        node[f"{out.style(last, 'bold')}  {out.style(text, 'dim')}"] = {}
     return root
 
 
-def _show_step(row: StepRow, manifest: Mapping[str, Any], configs: Sequence[Path], terminal: Terminal) -> None:
+def _show_step(row: StepRow, manifest: Mapping[str, Any], configs: Sequence[Path], out: Terminal) -> None:
     def text(value: Any) -> str:
         return printable(" ".join(str(value).split()))
 
-    def section(title: str, rows: list[list[str]]) -> None:
-        if rows:
-            terminal.print()
-            terminal.print(terminal.style(title, "dim"))
-            terminal.table(rows, indent=2)
+    def dim(value: Any) -> str:
+        return out.style(text(value), "dim")
 
-    terminal.print(f"{terminal.style(row.id, 'bold')}  {text(row.name)}")
-    terminal.wrap(text(row.description), indent=2)
+    out.print(f"{out.style(row.id, 'bold')}  {text(row.name)}")
+    out.wrap(text(row.description), indent=2)
     if not row.runnable:
-        terminal.print(f"  {terminal.style('can be planned, not run: the manifest names no entry', 'yellow')}")
-    for title, ports in (("consumes", manifest.get("consumes", ())), ("produces", manifest.get("produces", ()))):
-        section(title, [_port(port, text, terminal) for port in ports])
-    section(
-        "parameters",
-        [
-            [text(entry["name"]), _default(entry), terminal.style(text(entry.get("description", "")), "dim")]
-            for entry in manifest.get("parameters", ())
-        ],
-    )
-    section("configs", [[path.stem, terminal.style(text(purpose(path)), "dim")] for path in configs])
+        out.print(f"  {out.style('can be planned, not run: the manifest names no entry', 'yellow')}")
+    sections: dict[str, list[list[str]]] = {"consumes": [], "produces": []}
+    for title, ports in sections.items():
+        for port in manifest.get(title, ()):
+            bind = port.get("bind") or ()
+            keys = ", ".join([bind] if isinstance(bind, str) else bind)
+            note = ("optional: " if port.get("required") is False else "") + text(port.get("description", ""))
+            where = out.style(f"[{keys}]", "dim") if keys else ""
+            kind = out.style(port["type"], "cyan")
+            ports.append([port.get("name") or port["type"], kind, f"{dim(note)}  {where}".rstrip()])
+    described = manifest.get("parameters", ())
+    sections["parameters"] = [[text(p["name"]), _default(p), dim(p.get("description", ""))] for p in described]
+    sections["configs"] = [[path.stem, dim(purpose(path))] for path in configs]
+    for title, rows in sections.items():
+        if rows:
+            out.print(f"\n{out.style(title, 'dim')}")
+            out.table(rows, indent=2)
     advice = [(entry["when"], entry["then"], entry.get("override", ())) for entry in manifest.get("strategies", ())]
     advice += [(entry["name"], entry["recovery"], entry.get("override", ())) for entry in manifest.get("errors", ())]
     if advice:
-        terminal.print()
-        terminal.print(terminal.style("advice", "dim"))
+        out.print(f"\n{out.style('advice', 'dim')}")
     for when, then, overrides in advice:
-        terminal.print(f"  {text(when)}")
-        terminal.wrap(text(then), indent=4)
+        out.print(f"  {text(when)}")
+        out.wrap(text(then), indent=4)
         for override in (overrides,) if isinstance(overrides, str) else overrides:
-            terminal.print(f"    {terminal.style(text(override), 'cyan')}")
-    section(
-        "about",
-        [
-            ["manifest", terminal.style(row.file, "dim")],
-            *([["configs", terminal.style(str(configs[0].parent), "dim")]] if configs else []),
-            ["tags", terminal.style(", ".join(row.tags), "dim")],
-            *([key, terminal.style(text(value), "dim")] for key, value in manifest.get("resources", {}).items()),
-            *([key, terminal.style(text(value), "dim")] for key, value in manifest.get("reference", {}).items()),
-        ],
-    )
-    terminal.print()
+            out.print(f"    {out.style(text(override), 'cyan')}")
+    places = {"configs": configs[0].parent} if configs else {}
+    about = {"manifest": row.file, **places, "tags": ", ".join(row.tags)}
+    about |= {**manifest.get("resources", {}), **manifest.get("reference", {})}
+    out.print(f"\n{out.style('about', 'dim')}")
+    out.table([[key, dim(value)] for key, value in about.items()], indent=2)
     name = "tiny" if any(path.stem == "tiny" for path in configs) else "default"
-    terminal.print(f"  {terminal.style(f'steps run {row.id} -c {name} --dry-run', 'cyan')}")
-
-
-def _port(port: Mapping[str, Any], text: Any, terminal: Terminal) -> list[str]:
-    bind = port.get("bind")
-    keys = ", ".join([bind] if isinstance(bind, str) else bind or ())
-    notes = [text(port.get("description", ""))]
-    if port.get("required") is False:
-        notes.insert(0, "optional:")
-    label = port.get("name") or port["type"]
-    where = terminal.style(f"[{keys}]", "dim") if keys else ""
-    return [label, terminal.style(port["type"], "cyan"), f"{terminal.style(' '.join(notes), 'dim')}  {where}".rstrip()]
+    out.print(f"\n  {out.style(f'steps run {row.id} -c {name} --dry-run', 'cyan')}")
 
 
 def _default(entry: Mapping[str, Any]) -> str:
-    choices = entry.get("choices")
-    shown = "" if entry.get("default") is None else _literal(entry["default"])
-    return f"{shown} ({' | '.join(_literal(choice) for choice in choices)})" if choices else shown
+    def literal(value: Any) -> str:
+        return str(value).lower() if isinstance(value, bool) else printable(str(value))
+
+    shown = "" if entry.get("default") is None else literal(entry["default"])
+    choices = " | ".join(map(literal, entry.get("choices") or ()))
+    return f"{shown} ({choices})" if choices else shown
 
 
-def _literal(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else printable(str(value))
-
-
-def _type_label(name: str, index: Index, terminal: Terminal) -> str:
-    declared = index.types.types[name]
-    hops = ", ".join(f"{hop.target} by {hop.step_id}" for hop in index.types.conversions(name))
-    label = f"{terminal.style(name, 'bold')}  {terminal.style(first_sentence(printable(declared.description)), 'dim')}"
-    return f"{label}  {terminal.style(f'converts to {hops}', 'cyan')}" if hops else label
-
-
-def _known(name: str | None, known: Iterable[str], flag: str, kind: str) -> None:
-    names = sorted(set(known))
-    if name is None or name in names:
-        return
-    close = nearest(name, names)
-    raise UnknownNameError(
-        f"there is no {kind} '{name}'",
-        where=f"{flag} {name}",
-        expected=", ".join(names),
-        hints=tuple(f"steps list {flag} {other}" for other in close) or (("steps types",) if "type" in kind else ()),
-    )
-
-
-def _missing_step(step_id: str, index: Index) -> Exception:
-    """The error for a step that is not in the index: its own manifest's mistake if it has one, else near names."""
-    from nemotron_steps.errors import StepsError
-
-    if index.problems:
-        from nemotron_steps.manifest.registry import load_registry
-
-        try:
-            load_registry().step(step_id)
-        except StepsError as error:
-            return error
-    close = nearest(step_id, [row.id for row in index.steps])
-    return UnknownNameError(
-        f"there is no step '{step_id}'",
-        expected="an id that `steps list` shows",
-        hints=(*(f"steps show {name}" for name in close), "steps list"),
-    )
-
-
-def _mention_problems(index: Index, terminal: Terminal) -> None:
+def _mention_problems(index: Index, out: Terminal) -> None:
     if index.problems:
         count = len(index.problems)
         text = f"{count} manifest problem{'s' if count != 1 else ''}, not listed here:"
-        Terminal.of(sys.stderr).print(f"{terminal.style(text, 'yellow')} steps doctor")
+        Terminal.of(sys.stderr).print(f"{out.style(text, 'yellow')} steps doctor")
 
 
 def explanations() -> dict[str, dict[str, str]]:
@@ -322,30 +266,6 @@ def explained_signals() -> dict[str, dict[str, Any]]:
     return _explained("signals.toml")
 
 
-def explain(arguments: argparse.Namespace) -> int:
-    """`steps explain [CODE|SIGNAL]`: one of them, or the titles of all."""
-    codes, signals = explanations(), explained_signals()
-    if arguments.code is None:
-        return _list_explanations(codes, signals, as_json=arguments.as_json)
-    name = arguments.code.removeprefix("error[").removesuffix("]")
-    code, signal = name.upper(), name.lower().replace("-", "_")
-    if code in codes:
-        _show_explanation(code, codes[code], as_json=arguments.as_json)
-    elif signal in signals:
-        _show_explanation(signal, signals[signal], as_json=arguments.as_json)
-    else:
-        is_code = re.match(r"E\d", code)
-        close = nearest(code, codes) if is_code else [each for each in signals if signal in each]
-        close = close or nearest(signal, signals)
-        raise UnknownNameError(
-            f"there is no error and no signal '{arguments.code}'",
-            expected="a code like E303, as it stands in error[E303], or a signal like kl_spike",
-            found=arguments.code,
-            hints=(*(f"steps explain {each}" for each in close[:2]), "steps explain"),
-        )
-    return 0
-
-
 def _explained(name: str) -> dict[str, dict[str, Any]]:
     import tomllib
     from importlib.resources import files
@@ -353,57 +273,60 @@ def _explained(name: str) -> dict[str, dict[str, Any]]:
     return tomllib.loads((files("nemotron_steps.errors") / name).read_text(encoding="utf-8"))
 
 
-def _list_explanations(
-    codes: Mapping[str, Mapping[str, Any]], signals: Mapping[str, Mapping[str, Any]], *, as_json: bool
-) -> int:
-    if as_json:
-        return print_json([{"code": code, **entry} for code, entry in {**codes, **signals}.items()])
-    terminal = Terminal.of()
-    for title, entries in (("errors", codes), ("signals of a training run", signals)):
-        terminal.print(terminal.style(title, "dim"))
-        terminal.table([[terminal.style(name, "bold"), entry["title"]] for name, entry in entries.items()], indent=2)
-    return 0
+def explain(args: argparse.Namespace) -> int:
+    """`steps explain [CODE|SIGNAL]`: one of them, or the titles of all."""
+    codes, signals = explanations(), explained_signals()
+    if args.code is None:
+        if args.as_json:
+            return print_json([{"code": code, **entry} for code, entry in {**codes, **signals}.items()])
+        out = Terminal.of()
+        for title, entries in (("errors", codes), ("signals of a training run", signals)):
+            out.print(out.style(title, "dim"))
+            rows = [[out.style(name, "bold"), entry["title"]] for name, entry in entries.items()]
+            out.table(rows, indent=2)
+        return 0
+    name = args.code.removeprefix("error[").removesuffix("]")
+    code, signal = name.upper(), name.lower().replace("-", "_")
+    if code in codes:
+        return _show_explanation(code, codes[code], {}, as_json=args.as_json)
+    if signal in signals:
+        return _show_explanation(signal, signals[signal], _advice_against(signal), as_json=args.as_json)
+    close = nearest(code, codes) if re.match(r"E\d", code) else [each for each in signals if signal in each]
+    close = close or nearest(signal, signals)
+    raise UnknownNameError(
+        f"there is no error and no signal '{args.code}'",
+        expected="a code like E303, as it stands in error[E303], or a signal like kl_spike",
+        found=args.code,
+        hints=(*(f"steps explain {each}" for each in close[:2]), "steps explain"),
+    )
 
 
-def _show_explanation(name: str, entry: Mapping[str, Any], *, as_json: bool) -> None:
-    advice = _advice_against(name)
+def _show_explanation(name: str, entry: Mapping[str, Any], advice: dict[str, list[str]], *, as_json: bool) -> int:
     if as_json:
-        print_json({"code": name, **entry, **({"advice": advice} if advice else {})})
-        return
-    terminal = Terminal.of()
-    terminal.print(f"{terminal.style(name, 'bold')}  {entry['title']}")
-    terminal.print()
-    terminal.wrap(entry["cause"])
-    if "example" in entry:
-        terminal.print()
-        terminal.print(terminal.style("For example", "dim"))
-        for line in _example(entry):
-            terminal.print(f"  {line.encode('unicode_escape').decode()}")
+        return print_json({"code": name, **entry, **({"advice": advice} if advice else {})})
+    out = Terminal.of()
+    out.print(f"{out.style(name, 'bold')}  {entry['title']}\n")
+    out.wrap(entry["cause"])
+    example = entry.get("example")
+    if example is not None:
+        out.print(f"\n{out.style('For example', 'dim')}")
+        metrics = [f"{metric}: {values}" for metric, values in example.items()] if isinstance(example, dict) else None
+        for line in metrics or filter(None, (entry.get("setup"), example)):
+            out.print(f"  {line.encode('unicode_escape').decode()}")
     if "look" in entry:
-        terminal.print()
-        terminal.print(terminal.style("Where to look", "dim"))
-        terminal.wrap(entry["look"], indent=2)
-    terminal.print()
-    terminal.print(terminal.style("What mends it", "dim"))
-    terminal.wrap(entry["mend"], indent=2)
+        out.print(f"\n{out.style('Where to look', 'dim')}")
+        out.wrap(entry["look"], indent=2)
+    out.print(f"\n{out.style('What mends it', 'dim')}")
+    out.wrap(entry["mend"], indent=2)
     if "then" in entry:
-        terminal.print(f"  {terminal.style(entry['then'], 'cyan')}")
+        out.print(f"  {out.style(entry['then'], 'cyan')}")
     for overrides, steps in advice.items():
-        terminal.print(f"  {terminal.style(overrides, 'cyan')}   # {', '.join(steps)}")
-
-
-def _example(entry: Mapping[str, Any]) -> list[str]:
-    """The lines of an example: commands, or metrics step by step."""
-    example = entry["example"]
-    if isinstance(example, str):
-        return [line for line in (entry.get("setup"), example) if line is not None]
-    return [f"{metric}: {values}" for metric, values in example.items()]
+        out.print(f"  {out.style(overrides, 'cyan')}   # {', '.join(steps)}")
+    return 0
 
 
 def _advice_against(signal: str) -> dict[str, list[str]]:
     """What manifests advise against a signal: overrides → the steps that have them."""
-    if signal not in explained_signals():
-        return {}
     from nemotron_steps.manifest.registry import load_registry
 
     found: dict[str, list[str]] = {}

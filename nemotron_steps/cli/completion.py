@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,92 +24,80 @@ from nemotron_steps.runs.run_folder import list_runs
 from nemotron_steps.session.session import Session
 
 if TYPE_CHECKING:
-    from nemotron_steps.artifacts.store import ArtifactStore
     from nemotron_steps.manifest.models import StepManifest
-    from nemotron_steps.manifest.registry import Registry
+    from nemotron_steps.manifest.pipeline_models import PipelineManifest
 
 Completer = Callable[..., list[str]]
 
 
-def completion(arguments: argparse.Namespace) -> int:
+def completion(args: argparse.Namespace) -> int:
     """`steps completion SHELL`: the shell's part."""
     from argcomplete.shell_integration import shellcode
 
-    print(shellcode(["steps"], shell=arguments.shell))
+    print(shellcode(["steps"], shell=args.shell))
     return 0
 
 
 def answer(parser: argparse.ArgumentParser) -> None:
     """Print what may stand where the shell's cursor is, and exit: argcomplete has set how in the environment."""
-    for action in _actions(parser):
-        completer = _COMPLETERS.get(str(action.metavar)) or _OF_ARGUMENTS.get(action.dest)
-        if completer is not None:
-            action.completer = completer  # type: ignore[attr-defined]  # argcomplete's place for it
+    parsers = [parser]
+    for each in parsers:
+        for action in each._actions:
+            completer = _COMPLETERS.get(str(action.metavar)) or _OF_ARGUMENTS.get(action.dest)
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+            elif completer is not None:
+                action.completer = completer  # type: ignore[attr-defined]  # argcomplete's place for it
     _Finder()(parser, always_complete_options=False)
 
 
 class _Finder(CompletionFinder):  # type: ignore[misc]  # it has no types
-    """argcomplete, for a command line whose steps and keys may stand between the flags."""
+    """argcomplete, for a command line whose steps and keys may stand between the flags.
+
+    All flags are put before them, for argparse ends a list of words at the first flag; one whose value is being typed
+    stays last.
+    """
 
     def _get_completions(self, comp_words: list[str], *rest: Any) -> Any:
         assert self._parser is not None
-        return super()._get_completions(_flags_aside(self._parser, comp_words), *rest)  # type: ignore[no-untyped-call]
-
-
-def _flags_aside(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
-    """The words before the cursor with all flags after the command: argparse ends a list of words at the first flag.
-
-    A flag whose value is being typed stays last.
-    """
-    subparsers = next(each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
-    command = subparsers.choices.get(words[1]) if len(words) > 1 else None
-    if command is None or "words" not in {action.dest for action in command._actions}:
-        return words
-    plain: list[str] = []
-    flags: list[str] = []
-    left = iter(words[2:])
-    for word in left:
-        action = command._option_string_actions.get(word)
-        if action is None:
-            plain.append(word)
-            continue
-        value = next(left, None) if action.nargs != 0 else ""
-        if value is None:
-            return [*words[:2], *plain, *flags, word]
-        flags += [word, value] if value else [word]
-    return [*words[:2], *flags, *plain]
-
-
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for inner in action.choices.values():
-                yield from _actions(inner)
-        else:
-            yield action
+        commands = next(each for each in self._parser._actions if isinstance(each, argparse._SubParsersAction)).choices
+        command = commands.get(comp_words[1]) if len(comp_words) > 1 else None
+        if command is not None and "words" in {action.dest for action in command._actions}:
+            plain: list[str] = []
+            flags: list[str] = []
+            left = iter(comp_words[2:])
+            for word in left:
+                action = command._option_string_actions.get(word)
+                value = next(left, None) if action is not None and action.nargs != 0 else ""
+                if value is None:
+                    flags, plain = [], [*plain, *flags, word]
+                elif action is None:
+                    plain.append(word)
+                else:
+                    flags += [word, value] if value else [word]
+            comp_words = [*comp_words[:2], *flags, *plain]
+        return super()._get_completions(comp_words, *rest)  # type: ignore[no-untyped-call]
 
 
 def _words(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     """Steps and pipelines; once one is named, keys of its config, and values of those that have few."""
     registry = load_registry()
-    named = bool(_steps_named(registry, parsed_args) or _stages(registry, parsed_args))
+    named = _steps(parsed_args) or _stages(parsed_args)
     if not named or ("/" in prefix and "=" not in prefix):
         return [*registry.steps, *registry.pipelines]
-    return _keys(prefix, parsed_args, registry)
+    return _keys(prefix, parsed_args)
 
 
-def _keys(prefix: str, parsed_args: argparse.Namespace, registry: Registry) -> list[str]:
+def _keys(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     """`KEY=` of the last step named, or `STAGE.KEY=` of a pipeline; the values of a key that has few."""
-    stages = _stages(registry, parsed_args)
-    near = {
-        name: step for name, step in stages.items() if f"{name}.".startswith(prefix) or prefix.startswith(f"{name}.")
-    }
+    stages = {f"{name}.": step for name, step in _stages(parsed_args).items()}
+    near = [name for name in stages if name.startswith(prefix) or prefix.startswith(name)]
     if len(near) > 1:
-        return [f"{name}." for name in near]
-    ((name, step),) = near.items() if near else [("", next(iter(_steps_named(registry, parsed_args)[-1:]), None))]
+        return near
+    of_stage = near[0] if near else ""
+    step = stages[of_stage] if near else next(iter(_steps(parsed_args)[-1:]), None)
     if step is None or step.step.config_schema is None:
         return []
-    of_stage = f"{name}." if name else ""
     key, given, _value = prefix.removeprefix(of_stage).partition("=")
     if not given:
         return [f"{of_stage}{each}=" for each in known_keys(load_schema(step.step.config_schema))]
@@ -120,10 +108,8 @@ def _keys(prefix: str, parsed_args: argparse.Namespace, registry: Registry) -> l
 def _configs(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     if prefix and is_path(prefix):
         return _files(prefix, "yaml", "yml")
-    registry = load_registry()
-    found = [name for step in _steps_named(registry, parsed_args) for name in step.config_names]
-    pipelines = [registry.pipelines[word] for word in _given(parsed_args) if word in registry.pipelines]
-    found += [name for each in pipelines for name in each.configs]
+    found = [name for step in _steps(parsed_args) for name in step.config_names]
+    found += [name for each in _pipelines(parsed_args) for name in each.configs]
     return [*dict.fromkeys([*found, *(file.stem for file in Path().glob("*.yaml"))])]
 
 
@@ -131,12 +117,12 @@ def _inputs(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]
     port, given, ref = prefix.partition("=")
     if given:
         return [f"{port}={each}" for each in (*_files(ref), *_refs(ref, parsed_args))]
-    return [f"{port}=" for step in _steps_named(load_registry(), parsed_args) for port in step.inputs]
+    return [f"{port}=" for step in _steps(parsed_args) for port in step.inputs]
 
 
 def _refs(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     """Artifacts of the home by name; by name and version, once there is a colon."""
-    store = _store(parsed_args)
+    store = Session(getattr(parsed_args, "home", None)).store
     name, versioned, _version = prefix.rpartition(":")
     return [f"{name}:v{each}" for each in store.versions(name)] if versioned else store.names()
 
@@ -145,34 +131,40 @@ def _files(prefix: str, *suffixes: str) -> list[str]:
     return list(FilesCompleter(suffixes)(prefix))
 
 
-def _store(parsed_args: argparse.Namespace) -> ArtifactStore:
-    return Session(getattr(parsed_args, "home", None)).store
+def _runs(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    store = Session(getattr(parsed_args, "home", None)).store
+    return ["latest", *(run.id for run in list_runs(store))]
 
 
-def _steps_named(registry: Registry, parsed_args: argparse.Namespace) -> list[StepManifest]:
-    found = [registry.find_step(word) for word in _given(parsed_args)]
+def _steps(parsed_args: argparse.Namespace) -> list[StepManifest]:
+    found = [load_registry().find_step(word) for word in _given(parsed_args)]
     return [step for step in found if step is not None]
 
 
-def _stages(registry: Registry, parsed_args: argparse.Namespace) -> dict[str, StepManifest | None]:
+def _pipelines(parsed_args: argparse.Namespace) -> list[PipelineManifest]:
+    pipelines = load_registry().pipelines
+    return [pipelines[word] for word in _given(parsed_args) if word in pipelines]
+
+
+def _stages(parsed_args: argparse.Namespace) -> dict[str, StepManifest | None]:
     """The stages of the pipeline that is named, and their steps."""
-    pipelines = [registry.pipelines[word] for word in _given(parsed_args) if word in registry.pipelines]
-    return {stage.name: registry.find_step(stage.step) for each in pipelines for stage in each.stages}
+    stages = [stage for each in _pipelines(parsed_args) for stage in each.stages]
+    return {stage.name: load_registry().find_step(stage.step) for stage in stages}
 
 
-def _given(parsed_args: argparse.Namespace) -> Sequence[str]:
+def _given(parsed_args: argparse.Namespace) -> list[str]:
     return [word for word in getattr(parsed_args, "words", None) or [] if not is_path(word)]
 
 
 _COMPLETERS: dict[str, Completer] = {
     "STEP|PIPELINE|key=value": _words,
     "STEP": lambda **_: list(load_registry().steps),
-    "STAGE": lambda parsed_args, **_: list(_stages(load_registry(), parsed_args)),
+    "STAGE": lambda parsed_args, **_: list(_stages(parsed_args)),
     "CONFIG|PATH": _configs,
     "PORT=REF": _inputs,
-    "KEY=V1,V2": lambda prefix, parsed_args, **_: _keys(prefix, parsed_args, load_registry()),
+    "KEY=V1,V2": _keys,
     "PROFILE": lambda **_: list(load_environment().names),
-    "RUN": lambda parsed_args, **_: ["latest", *(run.id for run in list_runs(_store(parsed_args)))],
+    "RUN": _runs,
     "REF": _refs,
     "A": _refs,
     "B": _refs,

@@ -6,12 +6,14 @@ its own. Exit code 0 when nothing needed is missing, 1 otherwise.
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,44 +40,41 @@ _TORCH_PROBE = (
 _KERNEL_PROBE = "import ctypes, sys, torch; ctypes.CDLL(sys.argv[1])"
 
 
-def doctor(arguments: argparse.Namespace) -> int:
+def doctor(args: argparse.Namespace) -> int:
     """`steps doctor`."""
-    session = Session(arguments.home)
-    terminal = Terminal.of()
+    session = Session(args.home)
+    out = Terminal.of()
     findings = []
-    sections: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
-        ("software", _software),
-        ("programs", _programs),
-        ("home", lambda: _home(session)),
-        ("packs", lambda: _packs(session)),
-    )
-    for title, findings_of in sections:
-        if not arguments.as_json:
-            terminal.print(terminal.style(title, "dim"))
-        for finding in findings_of():
+    for title, found in {
+        "software": _software(),
+        "programs": _programs(),
+        "home": _home(session),
+        "packs": _packs(session),
+    }.items():
+        if not args.as_json:
+            out.print(out.style(title, "dim"))
+        for finding in found:
             findings.append(finding)
-            if not arguments.as_json:
-                _show(finding, terminal)
+            if not args.as_json:
+                _show(finding, out)
     failed = sum(finding.state == FAILED for finding in findings)
-    if arguments.as_json:
+    if args.as_json:
         print_json([asdict(finding) for finding in findings])
     else:
-        terminal.print()
         warned = sum(finding.state == WARNING for finding in findings)
         text = f"{failed} to fix" if failed else "everything needed is here"
         text += f", {warned} warning{'s' if warned != 1 else ''}" if warned else ""
-        terminal.print(terminal.style(text, "bold", "red" if failed else "green"))
+        out.print(f"\n{out.style(text, 'bold', 'red' if failed else 'green')}")
     return 1 if failed else 0
 
 
-def _show(finding: Finding, terminal: Terminal) -> None:
+def _show(finding: Finding, out: Terminal) -> None:
     marks = {OK: ("✓", "green"), WARNING: ("▲", "yellow"), FAILED: ("✗", "red"), ABSENT: ("○", "dim")}
-    mark, color = marks[finding.state]
-    detail = printable(finding.detail)
-    name = finding.name.ljust(16)
-    terminal.print(f"  {terminal.style(mark, color)} {name} {terminal.style(detail, 'dim')}".rstrip())
+    mark = out.style(*marks[finding.state])
+    detail = out.style(printable(finding.detail), "dim")
+    out.print(f"  {mark} {finding.name.ljust(16)} {detail}".rstrip())
     for line in finding.fix.splitlines():
-        terminal.print(f"    {' ' * 16} {terminal.style(line, 'cyan')}")
+        out.print(f"    {' ' * 16} {out.style(line, 'cyan')}")
 
 
 def _software() -> Iterator[Finding]:
@@ -107,11 +106,11 @@ def _torch() -> Finding:
     version, has_cuda, count, name = result.stdout.strip().splitlines()[-1].split("|")
     if has_cuda == "True":
         return Finding("torch", OK, f"{version}, {count} × {name}")
-    if shutil.which("nvidia-smi") is not None:
-        return Finding(
-            "torch", WARNING, f"{version}, sees no GPU although there is a driver", "install a CUDA build of torch"
-        )
-    return Finding("torch", OK, f"{version}, CPU")
+    if shutil.which("nvidia-smi") is None:
+        return Finding("torch", OK, f"{version}, CPU")
+    return Finding(
+        "torch", WARNING, f"{version}, sees no GPU although there is a driver", "install a CUDA build of torch"
+    )
 
 
 def _programs() -> Iterator[Finding]:
@@ -120,15 +119,16 @@ def _programs() -> Iterator[Finding]:
     sbatch = shutil.which("sbatch")
     if sbatch is None:
         yield Finding("slurm", ABSENT, "no sbatch", 'needed only for profiles with executor = "slurm"')
+        return
+    try:
+        answers = subprocess.run(["sinfo", "-h"], capture_output=True, timeout=20, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        answers = False
+    if answers:
+        yield Finding("slurm", OK, sbatch)
     else:
-        try:
-            answers = subprocess.run(["sinfo", "-h"], capture_output=True, timeout=20, check=False).returncode == 0
-        except (OSError, subprocess.TimeoutExpired):
-            answers = False
-        fix = "" if answers else "start slurmctld, or check SLURM_CONF"
-        yield Finding(
-            "slurm", OK if answers else WARNING, sbatch if answers else "sbatch is here, no controller answers", fix
-        )
+        fix = "start slurmctld, or check SLURM_CONF"
+        yield Finding("slurm", WARNING, "sbatch is here, no controller answers", fix)
 
 
 def _compiler() -> Finding:
@@ -139,8 +139,7 @@ def _compiler() -> Finding:
     if command is None:
         return Finding(name, ABSENT, "none: training and generation on CPU take longer", INSTALL)
     try:
-        built = build(command, kernel_folder())
-        loaded = _probe(_KERNEL_PROBE, str(built))
+        loaded = _probe(_KERNEL_PROBE, str(build(command, kernel_folder())))
     except subprocess.TimeoutExpired:
         return Finding(name, WARNING, f"torch does not load within {_TORCH_SECONDS} s")
     except UnsupportedError as error:
@@ -154,9 +153,9 @@ def _compiler() -> Finding:
     return Finding(name, OK, f"{shlex.join(command)}, kernels for CPU are compiled")
 
 
-def _probe(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _probe(program: str, *args: str) -> subprocess.CompletedProcess[str]:
     """What a Python program says in a process of its own, which dies with this one: a driver can hang for ever."""
-    command = [sys.executable, "-c", f"{_DIE_WITH_PARENT}; {program}", *arguments]
+    command = [sys.executable, "-c", f"{_DIE_WITH_PARENT}; {program}", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False)
 
 
@@ -174,38 +173,25 @@ def _home(session: Session) -> Iterator[Finding]:
         return
     yield Finding("home", OK, backend.url)
     free = shutil.disk_usage(existing).free
-    yield Finding(
-        "disk",
-        OK if free >= _LOW_DISK else WARNING,
-        f"{size(free)} free",
-        "" if free >= _LOW_DISK else "free some space, or put the home elsewhere: --home DIR",
-    )
-    memory = _memory()
-    if memory is not None:
-        low = memory < _LOW_MEMORY
-        yield Finding("memory", WARNING if low else OK, f"{size(memory)} available", "close something" if low else "")
-
-
-def _memory() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    fix = "" if free >= _LOW_DISK else "free some space, or put the home elsewhere: --home DIR"
+    yield Finding("disk", WARNING if fix else OK, f"{size(free)} free", fix)
+    with suppress(OSError):
+        available = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())
+        memory = int(available[1]) * 1024 if available else 0
+        fix = "" if memory >= _LOW_MEMORY else "close something"
+        yield Finding("memory", WARNING if fix else OK, f"{size(memory)} available", fix)
 
 
 def _packs(session: Session) -> Iterator[Finding]:
     from nemotron_steps.manifest.packs import BUILT_IN, unusable_code
 
     registry = session.registry
-    counts: dict[str, int] = {}
-    for manifest in [*registry.steps.values(), *registry.hidden_steps.values()]:
-        counts[manifest.pack] = counts.get(manifest.pack, 0) + 1
+    manifests = [*registry.steps.values(), *registry.hidden_steps.values()]
     for pack in registry.packs:
-        count = counts.get(pack.name, 0)
+        count = sum(manifest.pack == pack.name for manifest in manifests)
         yield Finding(pack.name, OK, f"{count} step{'s' if count != 1 else ''}, {pack.origin}, {pack.base}")
     problems = [*registry.problems]
-    for manifest in (*registry.steps.values(), *registry.hidden_steps.values()):
+    for manifest in manifests:
         if manifest.pack != BUILT_IN:
             problems += unusable_code(manifest.id, manifest.step.model_dump(), manifest.where)
     for problem in problems:
@@ -221,9 +207,9 @@ def _plugins() -> Iterator[Finding]:
     from nemotron_steps.errors.entry_points import entry_points
     from nemotron_steps.errors.plugins import unusable
 
-    for kind, arguments in (("environments", None), ("executors", 0)):
+    for kind, args in (("environments", None), ("executors", 0)):
         for point in entry_points(f"nemotron_steps.{kind}"):
-            if (why := unusable(point.value, arguments)) is not None:
+            if (why := unusable(point.value, args)) is not None:
                 package = point.dist.name if point.dist is not None else "an unnamed package"
                 detail = f"{point.name} of {package} cannot be loaded: {why[0]} ({point.value})"
                 yield Finding(kind.rstrip("s"), FAILED, detail, f"pip uninstall {package}")
@@ -235,8 +221,7 @@ def _environment() -> Iterator[Finding]:
     from nemotron_steps.runs.executors.base import executor_names, profile_model
 
     yield Finding("executors", OK, ", ".join(executor_names()))
-    files = [file for file in environment_files() if file.is_file()]
-    if not files:
+    if not any(file.is_file() for file in environment_files()):
         yield Finding("env.toml", ABSENT, "no profiles", "needed only for -r and -b")
         return
     from nemotron_steps.config.profiles import load_environment

@@ -24,45 +24,41 @@ if TYPE_CHECKING:
 _SHOWN_DIFFERENCES = 20
 
 
-def list_environments(arguments: argparse.Namespace) -> int:
+def list_environments(args: argparse.Namespace) -> int:
     """`steps env list`."""
     found = listed()
-    if arguments.as_json:
+    if args.as_json:
         return print_json([asdict(each) for each in found])
-    terminal = Terminal.of()
+    out = Terminal.of()
     width = max(len(each.name) for each in found)
-    terminal.table(
-        [
-            [
-                terminal.style(each.name.ljust(width), "bold"),
-                first_sentence(printable(each.summary)) or terminal.style(f"from {printable(each.origin)}", "dim"),
-            ]
-            for each in found
-        ]
-    )
+    rows = []
+    for each in found:
+        summary = first_sentence(printable(each.summary)) or out.style(f"from {printable(each.origin)}", "dim")
+        rows.append([out.style(each.name.ljust(width), "bold"), summary])
+    out.table(rows)
     return 0
 
 
-def show_environment(arguments: argparse.Namespace) -> int:
+def show_environment(args: argparse.Namespace) -> int:
     """`steps env show NAME`: the rule, what rows need, the settings, and the agents that lead there."""
-    found = described(arguments.environment)
-    if arguments.as_json:
+    found = described(args.environment)
+    if args.as_json:
         return print_json(asdict(found))
     _show(found, Terminal.of())
     return 0
 
 
-def verify_rollouts(arguments: argparse.Namespace) -> int:
+def verify_rollouts(args: argparse.Namespace) -> int:
     """`steps env verify NAME ROLLOUTS.jsonl`: recorded rollouts graded again. Exit code 1 where any reward differs."""
     import asyncio
 
     from nemotron_steps.environments.base import MissingFieldError
     from nemotron_steps.environments.recorded import RowsByPrompt, regrade
 
-    environment = _created(arguments)
-    rollouts = _rows(arguments.rollouts)
-    if arguments.rows is not None:
-        rows = RowsByPrompt(_rows(arguments.rows))
+    environment = _created(args)
+    rollouts = _rows(args.rollouts)
+    if args.rows is not None:
+        rows = RowsByPrompt(_rows(args.rows))
         rollouts = ((rows.completed(row, where), where) for row, where in rollouts)
 
     async def collect() -> list[Regraded]:
@@ -71,62 +67,61 @@ def verify_rollouts(arguments: argparse.Namespace) -> int:
     try:
         graded = asyncio.run(collect())
     except MissingFieldError as error:
-        if arguments.rows is None:
+        if args.rows is None:
             error.hints = ("--rows INPUTS.jsonl   # the rows that the rollouts were sampled from", *error.hints)
         raise
     if not graded:
         raise DataError(
             "the file has no rollouts",
-            where=arguments.rollouts,
+            where=args.rollouts,
             expected="one JSON object a line",
-            hints=(f"wc -l {arguments.rollouts}", "ls *.jsonl"),
+            hints=(f"wc -l {args.rollouts}", "ls *.jsonl"),
         )
-    different = [each for each in graded if not each.agrees(arguments.tolerance)]
-    if arguments.as_json:
-        print_json(
-            {
-                "environment": environment.name,
-                "rollouts": len(graded),
-                "different": len(different),
-                "rewards": [
-                    {
-                        "where": each.where,
-                        "recorded": each.recorded,
-                        "reward": each.verdict.reward,
-                        "failure": each.verdict.failure,
-                        "agrees": each.agrees(arguments.tolerance),
-                        "components": each.verdict.components,
-                        "details": each.verdict.details,
-                    }
-                    for each in graded
-                ],
-            }
-        )
-    else:
+    different = [each for each in graded if not each.agrees(args.tolerance)]
+    if not args.as_json:
         _print_verified(graded, different, Terminal.of())
+        return 1 if different else 0
+    rewards = []
+    for each in graded:
+        verdict = each.verdict
+        fields = {"where": each.where, "recorded": each.recorded, "reward": verdict.reward, "failure": verdict.failure}
+        more = {"components": verdict.components, "details": verdict.details}
+        rewards.append({**fields, "agrees": each.agrees(args.tolerance), **more})
+    counts = {"rollouts": len(graded), "different": len(different)}
+    print_json({"environment": environment.name, **counts, "rewards": rewards})
     return 1 if different else 0
 
 
-def serve_environment(arguments: argparse.Namespace) -> int:
+def serve_environment(args: argparse.Namespace) -> int:
     """`steps env serve NAME`: until it is told to stop."""
     import signal
+    import sys
     import threading
 
     from nemotron_steps.environments.remote.serving import EnvironmentServer
 
-    environment = _created(arguments)
+    environment = _created(args)
     stopped = threading.Event()
     before = {each: signal.signal(each, lambda *_: stopped.set()) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         with EnvironmentServer(
             environment,
-            host=arguments.host,
-            port=arguments.port,
-            agent=None if arguments.environment == environment.name else arguments.environment,
-            model_url=arguments.model_url,
-            group_size=arguments.group_size,
+            host=args.host,
+            port=args.port,
+            agent=None if args.environment == environment.name else args.environment,
+            model_url=args.model_url,
+            group_size=args.group_size,
         ) as server:
-            _tell_url(server.url, environment, as_json=arguments.as_json)
+            if args.as_json:
+                print_json({"environment": environment.name, "url": server.url})
+            else:
+                out = Terminal.of()
+                out.print(f"{out.style(environment.name, 'bold')}  {out.style(server.url, 'cyan')}")
+                agent = "env.nemo_gym.environments.MY_AGENT"
+                key = f"{agent}.environment=remote {agent}.url={server.url}"
+                out.print(f"  {out.style('a run uses it with', 'dim')} {key}")
+                out.print(f"  {out.style('Ctrl-C ends it', 'dim')}")
+            sys.stdout.flush()
             stopped.wait()
     finally:
         for each, handler in before.items():
@@ -134,30 +129,29 @@ def serve_environment(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tell_url(url: str, environment: Environment, *, as_json: bool) -> None:
-    import sys
-
-    if as_json:
-        print_json({"environment": environment.name, "url": url})
-    else:
-        terminal = Terminal.of()
-        terminal.print(f"{terminal.style(environment.name, 'bold')}  {terminal.style(url, 'cyan')}")
-        key = f"env.nemo_gym.environments.MY_AGENT.environment=remote env.nemo_gym.environments.MY_AGENT.url={url}"
-        terminal.print(f"  {terminal.style('a run uses it with', 'dim')} {key}")
-        terminal.print(f"  {terminal.style('Ctrl-C ends it', 'dim')}")
-    sys.stdout.flush()
-
-
-def _created(arguments: argparse.Namespace) -> Environment:
+def _created(args: argparse.Namespace) -> Environment:
     """The environment that the command line asks for, with its settings and judges."""
     from nemotron_steps.environments.agents import resolve
     from nemotron_steps.environments.registry import environment_class, settings_of
 
-    name = arguments.environment
-    found = resolve(name, {name: dict(_setting(word) for word in arguments.settings)}) if known(name) else None
+    name = args.environment
+    settings: dict[str, Any] = {}
+    for word in args.settings:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise RequestError(
+                f"'{word}' is not a setting",
+                expected="KEY=VALUE, as under env.nemo_gym.environments.NAME",
+                hints=("steps env show NAME   # its settings",),
+            )
+        try:
+            settings[key] = json.loads(text)
+        except ValueError:
+            settings[key] = text
+    found = resolve(name, {name: settings}) if known(name) else None
     if found is None:
         raise unknown(name)
-    environment = environment_class(found[0])(settings_of(*found), _judges(arguments))
+    environment = environment_class(found[0])(settings_of(*found), _judges(args))
     missing = [role for role in environment.needed_judges() if role not in environment.judges]
     if missing:
         raise RequestError(
@@ -168,26 +162,12 @@ def _created(arguments: argparse.Namespace) -> Environment:
     return environment
 
 
-def _setting(word: str) -> tuple[str, Any]:
-    name, equals, text = word.partition("=")
-    if not equals or not name:
-        raise RequestError(
-            f"'{word}' is not a setting",
-            expected="KEY=VALUE, as under env.nemo_gym.environments.NAME",
-            hints=("steps env show NAME   # its settings",),
-        )
-    try:
-        return name, json.loads(text)
-    except ValueError:
-        return name, text
-
-
-def _judges(arguments: argparse.Namespace) -> dict[str, Judge]:
+def _judges(args: argparse.Namespace) -> dict[str, Judge]:
     from nemotron_steps.config.layout.parallel_config import JUDGE_ROLES
     from nemotron_steps.environments.judged.judges import HttpJudge, served_model
 
     urls: dict[str, str] = {}
-    for word in arguments.judge:
+    for word in args.judge:
         role, equals, url = word.partition("=")
         if not equals or "/" in role:
             role, url = "", word
@@ -199,13 +179,9 @@ def _judges(arguments: argparse.Namespace) -> dict[str, Judge]:
                 hints=(f"--judge {JUDGE_ROLES[1]}={url}",),
             )
         urls.update(dict.fromkeys([role] if role else JUDGE_ROLES, url))
-    known = {
-        url: HttpJudge(
-            url, arguments.judge_model or served_model(url, arguments.judge_key), api_key_env=arguments.judge_key
-        )
-        for url in dict.fromkeys(urls.values())
-    }
-    return {role: known[url] for role, url in urls.items()}
+    key, model = args.judge_key, args.judge_model
+    judges = {url: HttpJudge(url, model or served_model(url, key), api_key_env=key) for url in {*urls.values()}}
+    return {role: judges[url] for role, url in urls.items()}
 
 
 def _rows(path: str) -> Iterator[Placed]:
@@ -219,37 +195,26 @@ def _rows(path: str) -> Iterator[Placed]:
     return ((row, f"{path}:{line}") for line, row in read_rows(file))
 
 
-def _print_verified(graded: Sequence[Regraded], different: Sequence[Regraded], terminal: Terminal) -> None:
+def _print_verified(graded: Sequence[Regraded], different: Sequence[Regraded], out: Terminal) -> None:
     for each in different[:_SHOWN_DIFFERENCES]:
         verdict = each.verdict
         here = number(verdict.reward) if verdict.reward is not None else f"not judged ({verdict.failure})"
         recorded = number(each.recorded) if each.recorded is not None else "none"
-        where = f"{terminal.style('✗', 'red')} {printable(each.where)}"
-        terminal.print(f"{where}  recorded {recorded}, here {terminal.style(here, 'bold')}")
+        where = f"{out.style('✗', 'red')} {printable(each.where)}"
+        out.print(f"{where}  recorded {recorded}, here {out.style(here, 'bold')}")
         for name, value in (verdict.components | verdict.details).items():
-            terminal.print(f"    {terminal.style(f'{name}:', 'dim')} {_short(value)}")
+            out.print(f"    {out.style(f'{name}:', 'dim')} {_short(value)}")
     if len(different) > _SHOWN_DIFFERENCES:
-        terminal.print(f"  … {len(different) - _SHOWN_DIFFERENCES} more")
-    both = [each for each in graded if each.recorded is not None and each.verdict.reward is not None]
-    ungraded = sum(each.verdict.reward is None for each in graded)
-    terminal.table(
-        [
-            [terminal.style("rollouts", "dim"), str(len(graded))],
-            [terminal.style("same reward", "dim"), f"{len(graded) - len(different)} of {len(graded)}"],
-            *([[terminal.style("not judged here", "dim"), str(ungraded)]] if ungraded else []),
-            *(
-                [
-                    [
-                        terminal.style("mean reward", "dim"),
-                        f"recorded {number(sum(e.recorded or 0.0 for e in both) / len(both))}, "
-                        f"here {number(sum(e.verdict.reward or 0.0 for e in both) / len(both))}",
-                    ]
-                ]
-                if both
-                else []
-            ),
-        ]
-    )
+        out.print(f"  … {len(different) - _SHOWN_DIFFERENCES} more")
+    rows = {"rollouts": str(len(graded)), "same reward": f"{len(graded) - len(different)} of {len(graded)}"}
+    if ungraded := sum(each.verdict.reward is None for each in graded):
+        rows["not judged here"] = str(ungraded)
+    pairs = [(each.recorded, each.verdict.reward) for each in graded]
+    both = [(recorded, here) for recorded, here in pairs if recorded is not None and here is not None]
+    if both:
+        recorded, here = (number(sum(rewards) / len(both)) for rewards in zip(*both, strict=True))
+        rows["mean reward"] = f"recorded {recorded}, here {here}"
+    out.table([[out.style(label, "dim"), text] for label, text in rows.items()])
 
 
 def _short(value: Any) -> str:
@@ -257,32 +222,26 @@ def _short(value: Any) -> str:
     return text if len(text) <= 160 else text[:157] + "..."
 
 
-def _show(found: Described, terminal: Terminal) -> None:
+def _show(found: Described, out: Terminal) -> None:
     name = found.environment if found.asked == found.environment else f"{found.asked} → {found.environment}"
-    terminal.print(f"{terminal.style(name, 'bold')}  {terminal.style(printable(found.origin), 'dim')}")
+    out.print(f"{out.style(name, 'bold')}  {out.style(printable(found.origin), 'dim')}")
     for paragraph in filter(str.strip, found.text.split("\n\n")):
-        terminal.wrap(printable(paragraph), indent=2)
+        out.wrap(printable(paragraph), indent=2)
+    earns = "see the settings" if found.reward_range is None else "{:g} to {:g}".format(*found.reward_range)
     facts = [
-        ["reward", "see the settings" if found.reward_range is None else "{:g} to {:g}".format(*found.reward_range)],
-        ["rows need", ", ".join(found.required_fields)],
-        *([["asks", ", ".join(found.judges)]] if found.judges else []),
-        *([["judges", "the rollouts of a prompt together"]] if found.judges_groups else []),
-        *([["runs", "whole rollouts against the policy's endpoint"]] if found.runs_agent else []),
-        *([["needs", found.needs]] if found.needs else []),
-        *([["agents", ", ".join(found.agents)]] if found.agents else []),
-        *([["preset", f"{key} = {json.dumps(value)}"] for key, value in found.preset.items()]),
+        ("reward", earns),
+        ("rows need", ", ".join(found.required_fields)),
+        ("asks", ", ".join(found.judges)),
+        ("judges", "the rollouts of a prompt together" if found.judges_groups else ""),
+        ("runs", "whole rollouts against the policy's endpoint" if found.runs_agent else ""),
+        ("needs", found.needs),
+        ("agents", ", ".join(found.agents)),
+        *(("preset", f"{key} = {json.dumps(value)}") for key, value in found.preset.items()),
     ]
-    terminal.table([[terminal.style(label, "dim"), text] for label, text in facts], indent=2, below=4)
-    terminal.print(f"  {terminal.style(f'settings (env.nemo_gym.environments.{found.asked}.KEY)', 'dim')}")
-    terminal.table(
-        [
-            [
-                terminal.style(setting.name, "bold"),
-                "required" if setting.required else f"= {_short(json.dumps(setting.default))}",
-                terminal.style(printable(setting.text), "dim"),
-            ]
-            for setting in found.settings
-        ]
-        or [["none"]],
-        indent=4,
-    )
+    out.table([[out.style(label, "dim"), text] for label, text in facts if text], indent=2, below=4)
+    out.print(f"  {out.style(f'settings (env.nemo_gym.environments.{found.asked}.KEY)', 'dim')}")
+    settings = []
+    for each in found.settings:
+        value = "required" if each.required else f"= {_short(json.dumps(each.default))}"
+        settings.append([out.style(each.name, "bold"), value, out.style(printable(each.text), "dim")])
+    out.table(settings or [["none"]], indent=4)

@@ -17,7 +17,6 @@ from nemotron_steps.config.secrets import MASK, may_be_secret, redact_text
 from nemotron_steps.errors import InterruptedRunError, RequestError, StepsError, UnknownNameError
 from nemotron_steps.session.jobs import printable
 
-UNEXPECTED_EXIT = 1
 _CHANGE = re.compile(r"-[a-z]|--[a-z]|[+~]*[A-Za-z_][\w./-]*=")
 """How a hint begins that belongs to the command that was typed: with a flag or an override."""
 _OF_A_HOME = re.compile(r"steps (?:run|plan|runs|watch|logs|status|cancel|report|index|artifacts)\b")
@@ -31,22 +30,18 @@ _REPEATED = ("--input", "--over", "--ignore-checks", "--accept", "--judge", "--t
 
 @dataclass(frozen=True)
 class Typed:
-    """A command line as it was typed.
-
-    Attributes:
-        prog: `steps`, `nemotron` or `nemotron steps`; `bash` where a script was typed.
-        words: what followed.
-    """
+    """A command line as it was typed."""
 
     prog: str
+    """`steps`, `nemotron` or `nemotron steps`; `bash` where a script was typed."""
     words: tuple[str, ...]
 
     @staticmethod
-    def of(prog: str, arguments: Sequence[str]) -> Typed:
+    def of(prog: str, args: Sequence[str]) -> Typed:
         """A command line, or the script that made it: STEPS_TYPED_AS says how many of the last words are those typed
         after it, and its name. Not left to a job, whose command is its own."""
         last, _, script = os.environ.pop("STEPS_TYPED_AS", "").partition(" ")
-        words = (script, *arguments[len(arguments) - int(last) :]) if script else (*arguments,)
+        words = (script, *args[len(args) - int(last) :]) if script else (*args,)
         return Typed("bash" if script else prog, words)
 
     def hint(self, hint: str) -> str:
@@ -63,20 +58,14 @@ class Typed:
     def with_change(self, hint: str, where: str | None) -> str | None:
         """The whole command as `changed` has it."""
         changed = self.changed(hint, where)
-        module = ("cli", "main.py")
-        by_module = tuple(sys.argv[0].replace("\\", "/").split("/")[-2:]) == module
-        prog = "python -m nemotron_steps.cli.main" if by_module else self.prog
-        return f"{_uv()}{prog} {shlex.join(changed.words)}" if changed is not None else None
+        if changed is None:
+            return None
+        prog = "python -m nemotron_steps.cli.main" if sys.argv[0].endswith("/cli/main.py") else self.prog
+        return f"{_uv()}{prog} {shlex.join(changed.words)}"
 
     def changed(self, hint: str, where: str | None) -> Typed | None:
-        """With the flags or overrides of a hint in it, in the place of what they replace; None for a hint that is not
-        of this kind, and where a word may hold a secret.
-
-        Args:
-            where: what the error is about: `override 'KEY=VALUE'`, or `FLAG VALUE`.
-        """
-        from nemotron_steps.config.secrets import redact_text
-
+        """With the flags or overrides of a hint in the place of what they replace, or of what the error is about
+        (`where`); None for a hint that is not of this kind, and where a word may hold a secret."""
         if not self.words or not _CHANGE.match(hint) or any(redact_text(word) != word for word in self.words):
             return None
         try:
@@ -164,14 +153,14 @@ def exit_code(error: BaseException) -> int:
     """The exit code an error means."""
     if isinstance(error, KeyboardInterrupt):
         return InterruptedRunError.exit_code
-    return error.exit_code if isinstance(error, StepsError) else UNEXPECTED_EXIT
+    return error.exit_code if isinstance(error, StepsError) else 1
 
 
 def report(error: BaseException, *, as_json: bool) -> int:
     """Print an error and return the exit code it means.
 
-    A StepsError is shown as it is. Anything else is a mistake in this program: one line says so, and the traceback
-    goes to the run's log if there is one, else to stderr.
+    Anything but a StepsError is a mistake in this program: one line says so, and the traceback goes to the run's log if
+    there is one, else to stderr.
     """
     if isinstance(error, KeyboardInterrupt):
         error = InterruptedRunError("interrupted", hints=("run the same command again to go on",))
@@ -183,75 +172,57 @@ def report(error: BaseException, *, as_json: bool) -> int:
             expected="at most 255 bytes between two slashes",
             found=name if len(name) <= 80 else name[:77] + "...",
         )
-    if isinstance(error, StepsError):
-        if as_json:
-            fields = error.to_dict()
-            for each in (fields, *fields.get("problems", ())):
-                each["hints"] = [typed[0].hint(hint) for hint in each["hints"]]
-            print_json({"error": _clean_fields(fields)})
-        else:
-            render(error, Terminal.of(sys.stderr))
+    if not as_json:
+        show = render if isinstance(error, StepsError) else _render_unexpected
+        show(error, Terminal.of(sys.stderr))  # type: ignore[arg-type]
         return exit_code(error)
-    if as_json:
-        print_json({"error": unexpected_fields(error)})
+    if isinstance(error, StepsError):
+        fields = error.to_dict()
+        for each in (fields, *fields.get("problems", ())):
+            each["hints"] = [typed[0].hint(hint) for hint in each["hints"]]
     else:
-        _render_unexpected(error, Terminal.of(sys.stderr))
+        name = type(error).__name__
+        fields = {"code": "E999", "class": name, "what": printable(str(error)) or name, "where": location(error)}
+        fields |= {"expected": None, "found": None, "hints": []}
+    print_json({"error": _redacted(fields)})
     return exit_code(error)
 
 
-def render(error: StepsError, terminal: Terminal, *, whole: bool = True, line: Typed | None = None) -> None:
+def render(error: StepsError, out: Terminal, *, whole: bool = True, line: Typed | None = None) -> None:
     """An error as coloured text: every problem it carries, then itself.
 
-    Args:
-        whole: whether the command that was typed may be shown; not where anything about it is masked.
-        line: the command to show, where it is not as it was typed: with the profile's name mended.
+    `whole`: the command that was typed may be shown, for nothing about it is masked. `line`: that command, where it is
+    not as it was typed.
     """
     line = line or typed[0]
     whole = whole and MASK not in _clean(error.render())
     problems: tuple[StepsError, ...] = tuple(getattr(error, "problems", ()))
     if len(problems) == 1:
-        render(problems[0], terminal, whole=whole, line=line)
+        render(problems[0], out, whole=whole, line=line)
         return
     for problem in problems:
-        render(problem, terminal, whole=whole, line=line)
-        terminal.print()
+        render(problem, out, whole=whole, line=line)
+        out.print()
         if isinstance(problem, UnknownNameError) and problem.hints and problem.hints[0].startswith("-r "):
             line = line.changed(problem.hints[0], None) or line
     if isinstance(error, InterruptedRunError):
-        terminal.print(terminal.style(_clean(error.what), "bold", "yellow"))
+        out.print(out.style(_clean(error.what), "bold", "yellow"))
     else:
-        mark = terminal.style(f"error[{error.code}]", "bold", "red")
-        terminal.print(f"{mark}{terminal.style(': ' + _clean(error.what), 'bold')}")
-    chain = getattr(error, "chain", ())
-    if chain:
-        _field(terminal, "chain", _clean(" → ".join(chain)))
+        mark = out.style(f"error[{error.code}]", "bold", "red")
+        out.print(f"{mark}{out.style(': ' + _clean(error.what), 'bold')}")
+    _field(out, "chain", " → ".join(getattr(error, "chain", ())) or None)
     if error.where is not None:
-        terminal.print(f"  {terminal.style('-->', 'blue')} {_clean(error.where)}")
-    if error.expected is not None:
-        _field(terminal, "expected", _clean(error.expected))
-    if error.found is not None:
-        _field(terminal, "found", _clean(error.found))
+        out.print(f"  {out.style('-->', 'blue')} {_clean(error.where)}")
+    _field(out, "expected", error.expected)
+    _field(out, "found", error.found)
     for number, hint in enumerate(error.hints):
         shown = typed[0].hint(hint)
         if "UV_RUN_RECURSION_DEPTH" in os.environ:  # an environment that uv made has no pip of its own
             shown = shown.replace("pip install", "uv pip install", 1)
-        terminal.print(f"  {terminal.style('hint:', 'cyan')} {_clean(shown)}")
+        out.print(f"  {out.style('hint:', 'cyan')} {_clean(shown)}")
         command = line.with_change(hint, error.where) if whole and number == 0 else None
         if command is not None:
-            terminal.print(f"    {terminal.style('as in:', 'dim')} {_clean(command)}")
-
-
-def unexpected_fields(error: BaseException) -> dict[str, Any]:
-    """An exception nobody raised on purpose, with the fields of StepsError.to_dict."""
-    return {
-        "code": "E999",
-        "class": type(error).__name__,
-        "what": _clean(str(error)) or type(error).__name__,
-        "where": location(error),
-        "expected": None,
-        "found": None,
-        "hints": [],
-    }
+            out.print(f"    {out.style('as in:', 'dim')} {_clean(command)}")
 
 
 def location(error: BaseException) -> str | None:
@@ -270,36 +241,35 @@ def print_json(value: Any) -> int:
     return 0
 
 
-def _render_unexpected(error: BaseException, terminal: Terminal) -> None:
+def _render_unexpected(error: BaseException, out: Terminal) -> None:
     import traceback
 
-    head = terminal.style("internal error", "bold", "red")
-    terminal.print(f"{head}: {type(error).__name__}: {_clean(str(error))}")
+    head = out.style("internal error", "bold", "red")
+    out.print(f"{head}: {type(error).__name__}: {_clean(str(error))}")
     where = location(error)
     if where is not None:
-        terminal.print(f"  {terminal.style('-->', 'blue')} {where}")
+        out.print(f"  {out.style('-->', 'blue')} {where}")
     log = getattr(error, "log_path", None)
     if log is not None:
-        terminal.print(f"  {terminal.style('hint:', 'cyan')} the traceback is in {log}")
+        out.print(f"  {out.style('hint:', 'cyan')} the traceback is in {log}")
         return
     for line in "".join(traceback.format_exception(error)).splitlines():
-        terminal.print(terminal.style(_clean(line), "dim"))
-    terminal.print(f"  {terminal.style('hint:', 'cyan')} steps doctor")
+        out.print(out.style(_clean(line), "dim"))
+    out.print(f"  {out.style('hint:', 'cyan')} steps doctor")
 
 
-def _field(terminal: Terminal, name: str, text: str) -> None:
-    label = terminal.style(f"{name}:".ljust(9), "dim")
-    first, *rest = text.splitlines() or [""]
-    terminal.print(f"  {label} {first}")
-    for line in rest:
-        terminal.print(f"  {' ' * 9} {line}")
+def _field(out: Terminal, name: str, text: str | None) -> None:
+    if text is not None:
+        label = out.style(f"{name}:".ljust(9), "dim")
+        first, *rest = _clean(text).splitlines() or [""]
+        out.print("\n".join([f"  {label} {first}", *(f"  {' ' * 9} {line}" for line in rest)]))
 
 
-def _clean_fields(value: Any) -> Any:
+def _redacted(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _clean_fields(item) for key, item in value.items()}
+        return {key: _redacted(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_clean_fields(item) for item in value]
+        return [_redacted(item) for item in value]
     return redact_text(value) if isinstance(value, str) else value
 
 

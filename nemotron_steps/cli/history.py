@@ -29,304 +29,258 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.25
 _CANCEL_SECONDS = 20.0
 """How long a cancelled run may take to save and end."""
-
-_HEADLINES = (
-    ("reward", "reward/mean"),
-    ("validation", "validation/reward"),
-    ("held-out reward", "heldout/reward"),
-    ("accuracy", "accuracy"),
-    ("loss", "loss"),
-    ("validation loss", "validation_loss"),
-    ("kl", "kl_penalty"),
-)
+_HEADLINES = {
+    "reward": "reward/mean",
+    "validation": "validation/reward",
+    "held-out reward": "heldout/reward",
+    "accuracy": "accuracy",
+    "loss": "loss",
+    "validation loss": "validation_loss",
+    "kl": "kl_penalty",
+}
 """The few numbers worth a place beside a bar: label → metric name."""
-
 COLORS = {
-    "done": "green",
-    "ran": "green",
-    "cached": "green",
-    "reused": "green",
-    "running": "cyan",
-    "submitted": "cyan",
+    **dict.fromkeys(("done", "ran", "cached", "reused"), "green"),
+    **dict.fromkeys(("running", "submitted"), "cyan"),
+    **dict.fromkeys(("interrupted", "killed"), "yellow"),
     "failed": "red",
-    "interrupted": "yellow",
-    "killed": "yellow",
 }
 
 
-def runs(arguments: argparse.Namespace) -> int:
+def runs(args: argparse.Namespace) -> int:
     """`steps runs`."""
     from nemotron_steps.runs.run_folder import list_runs
 
-    found = list_runs(Session(arguments.home).store)
-    if arguments.limit > 0:
-        found = found[-arguments.limit :]
-    if arguments.as_json:
+    found = list_runs(Session(args.home).store)
+    if args.limit > 0:
+        found = found[-args.limit :]
+    if args.as_json:
         return print_json([info.to_dict() for info in found])
-    terminal = Terminal.of()
+    out = Terminal.of()
     if not found:
-        terminal.print("no runs yet")
-        terminal.print(f"  {terminal.style('hint:', 'cyan')} steps run rl/nemo_rl/rlhf -c tiny")
+        out.print("no runs yet")
+        out.print(f"  {out.style('hint:', 'cyan')} steps run rl/nemo_rl/rlhf -c tiny")
         return 0
-    terminal.table(
-        [
-            [
-                info.id,
-                _status(info.status, terminal),
-                terminal.style(_ago(info.created), "dim"),
-                # A killed run could not write down when it ended.
-                ""
-                if info.status == "killed"
-                else terminal.style(duration(max(info.updated - info.created, 0.0)), "dim"),
-                printable(info.name),
-            ]
-            for info in found
-        ]
-    )
+    rows = []
+    for info in found:
+        age = max(time.time() - info.created, 0.0)
+        units = (f"{age // unit:.0f} {name} ago" for name, unit in _UNITS.items() if age >= unit)
+        # A killed run could not write down when it ended.
+        took = "" if info.status == "killed" else duration(max(info.updated - info.created, 0.0))
+        notes = [out.style(text, "dim") for text in (next(units, "just now"), took)]
+        rows.append([info.id, _status(info.status, out), *notes, printable(info.name)])
+    out.table(rows)
     return 0
 
 
-def status(arguments: argparse.Namespace) -> int:
+_UNITS = {"d": 86400, "h": 3600, "min": 60}
+
+
+def status(args: argparse.Namespace) -> int:
     """`steps status RUN`."""
     from nemotron_steps.runs.launch import error_of
     from nemotron_steps.runs.run_folder import get_run, read_events
 
-    store = Session(arguments.home).store
-    view = JobView(store, arguments.run, *([say_on_stderr] if arguments.as_json else []))
+    store = Session(args.home).store
+    view = JobView(store, args.run, *([say_on_stderr] if args.as_json else []))
     info = view.look()
     job = view.ask(info) if info.status in AT_WORK else None
     info = get_run(store, info.id)  # read after: it may have begun, or its job was cancelled
     metrics = {record["step"]: record for record in read_events(store, info.id, "metrics")}
-    if arguments.as_json:
+    if args.as_json:
         latest = {step: {"index": record["index"], "values": record["values"]} for step, record in metrics.items()}
         return print_json({**info.to_dict(), "metrics": latest})
-    terminal = Terminal.of()
-    terminal.print(f"{terminal.style(info.id, 'bold')}  {_status(info.status, terminal)}  {printable(info.name)}")
+    out = Terminal.of()
+    out.print(f"{out.style(info.id, 'bold')}  {_status(info.status, out)}  {printable(info.name)}")
     rows = []
     for key, step in info.steps.items():
         state = str(step.get("state", "pending"))
-        latest_record = metrics.get(key)
-        note = headline(latest_record["values"]) if latest_record is not None else ""
-        if latest_record is not None and state == "running":
-            note = f"step {latest_record['index']}  {note}"
+        note = headline(metrics[key]["values"]) if key in metrics else ""
+        if key in metrics and state == "running":
+            note = f"step {metrics[key]['index']}  {note}"
         if state == "running" and info.status == "killed":
             state = "killed"
-        outputs = ", ".join(step.get("outputs", {}).values())
+        note = note or ", ".join(step.get("outputs", {}).values())
         seconds = duration(step["seconds"]) if step.get("seconds") is not None else ""
-        rows.append([key, _status(state, terminal), terminal.style(seconds, "dim"), printable(note or outputs)])
-    terminal.table(rows, indent=2)
+        rows.append([key, _status(state, out), out.style(seconds, "dim"), printable(note)])
+    out.table(rows, indent=2)
     summaries = {r["step"]: r["values"] for r in read_events(store, info.id) if r.get("kind") == "summary"}
     for key, values in summaries.items():
-        terminal.print()
-        terminal.print(f"  {terminal.style(key, 'bold')}")
-        show_values(values, terminal)
-    never_started = info.status == "submitted" and job is not None and job.state.over
-    for line in job_lines(view, info, terminal):
-        terminal.print(line)
+        out.print(f"\n  {out.style(key, 'bold')}")
+        show_values(values, out)
+    for line in job_lines(view, info, out):
+        out.print(line)
     failure = error_of(info)
     if failure is not None:
-        terminal.print()
-        render(failure, terminal)
-    if never_started:
+        out.print()
+        render(failure, out)
+    if info.status == "submitted" and job is not None and job.state.over:
         raise not_started(store, info)
-    terminal.print()
+    out.print()
     for hint in advice(info, has_metrics=bool(metrics)):
-        terminal.print(f"  {terminal.style(hint, 'cyan')}")
+        out.print(f"  {out.style(hint, 'cyan')}")
     return 0
 
 
 def headline(values: Mapping[str, Any]) -> str:
     """The few numbers worth showing of a step's metrics: `reward 0.61  loss 0.02  kl 0.0031`."""
-    numbers = {label: values.get(name) for label, name in _HEADLINES}
+    numbers = {label: values.get(name) for label, name in _HEADLINES.items()}
     shown = {label: value for label, value in numbers.items() if isinstance(value, int | float)}
     if shown.get("kl") == 0:
         del shown["kl"]
     return "  ".join(f"{label} {number(value)}" for label, value in shown.items())
 
 
-def job_lines(view: JobView, info: RunInfo, terminal: Terminal) -> Iterator[str]:
+def job_lines(view: JobView, info: RunInfo, out: Terminal) -> Iterator[str]:
     """What there is to say of a run's job beside what the run says itself."""
     if view.job is not None and info.status in AT_WORK:
         yield f"  {printable(info.executor)} job {printable(info.job)}: {printable(said(view.job))}"
     for text in view.missing():
-        yield f"  {terminal.style('▲', 'yellow')} {printable(text)}"
+        yield f"  {out.style('▲', 'yellow')} {printable(text)}"
 
 
 def say_on_stderr(text: str) -> None:
     """What is missing of a run that works elsewhere."""
-    terminal = Terminal.of(sys.stderr)
-    terminal.print(f"{terminal.style('▲', 'yellow')} {printable(text)}")
+    out = Terminal.of(sys.stderr)
+    out.print(f"{out.style('▲', 'yellow')} {printable(text)}")
 
 
-def logs(arguments: argparse.Namespace) -> int:
+def logs(args: argparse.Namespace) -> int:
     """`steps logs RUN [-f] [--json]`: the log's lines, or the records of events and metrics in the order of time."""
     from nemotron_steps.runs.launch import error_of
     from nemotron_steps.runs.report.follow import Tail
-    from nemotron_steps.runs.run_folder import get_run, run_file
+    from nemotron_steps.runs.run_folder import run_file
 
-    store = Session(arguments.home).store
-    view = JobView(store, arguments.run, say_on_stderr)
+    store = Session(args.home).store
+    view = JobView(store, args.run, say_on_stderr)
     info = view.look()
     folder = store.backend.scratch / "runs" / info.id
-    first, *others = ("events.jsonl", "metrics.jsonl") if arguments.as_json else ("log.txt",)
-    write = _write_records if arguments.as_json else _write_lines
+    first, *others = ("events.jsonl", "metrics.jsonl") if args.as_json else ("log.txt",)
     refused = error_of(info)
     if refused is not None and info.attempts == 0 and not (folder / first).is_file():
         raise refused  # the run never began: why is all there is to say
     tails = [Tail(folder / name) for name in (first, *others)]
-    if not arguments.follow:
+    if not args.follow:
         run_file(store, info.id, first)
-        for name in others:
-            with suppress(UnknownNameError):  # a run that ended early may not have it
-                run_file(store, info.id, name)
-        write([line for tail in tails for line in tail.rest()])
+        _bring(store, info.id, *others)
+        _write([line for tail in tails for line in tail.rest()], as_json=args.as_json)
         return 0
     try:
         while True:
-            never_started = False
-            if view.due(info):
-                never_started = view.never_began(info)
-                view.look()
-            # Read after the job's end was seen: it may have begun and ended meanwhile.
-            now = get_run(store, info.id)
-            write([line for tail in tails for line in tail.new()])
-            if now.status not in AT_WORK:
+            info = view.now(info)
+            _write([line for tail in tails for line in tail.new()], as_json=args.as_json)
+            if info.status not in AT_WORK:
                 return 0
-            if never_started and now.status == "submitted":
-                raise not_started(store, now)
-            info = now
             time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
         return 130
 
 
-def cancel(arguments: argparse.Namespace) -> int:
-    """`steps cancel RUN`: ask the run's process to stop, and wait until it has."""
+def _write(lines: Sequence[bytes], *, as_json: bool) -> None:
+    """Lines of a log without control characters of model text, or JSON records in the order of time."""
+    from nemotron_steps.runs.run_folder import parse_lines
+
+    if as_json:
+        records = sorted(parse_lines(lines), key=lambda record: float(record["time"]))
+        texts = [json.dumps(record, ensure_ascii=False) for record in records]
+    else:
+        texts = [printable(line.decode("utf-8", "replace")) for line in lines]
+    sys.stdout.write("".join(f"{text}\n" for text in texts))
+    sys.stdout.flush()
+
+
+def _bring(store: ArtifactStore, run: str, *names: str) -> None:
+    from nemotron_steps.runs.run_folder import run_file
+
+    for name in names:
+        with suppress(UnknownNameError):  # a run that ended early may not have it
+            run_file(store, run, name)
+
+
+def cancel(args: argparse.Namespace) -> int:
+    """`steps cancel RUN`: ask the run's process to stop, and wait until it has; or its job, which stops later."""
+    from nemotron_steps.runs.launch import cancel as cancel_job
     from nemotron_steps.runs.run_folder import get_run
 
-    store = Session(arguments.home).store
-    info = get_run(store, arguments.run)
+    store = Session(args.home).store
+    info = get_run(store, args.run)
+    look = f"steps status {info.id}"
     if info.status not in AT_WORK:
-        raise RequestError(f"run '{info.id}' is not running", found=info.status, hints=(f"steps status {info.id}",))
+        raise RequestError(f"run '{info.id}' is not running", found=info.status, hints=(look,))
+    is_here = info.host == socket.gethostname()
     if info.job:
-        return _cancel_job(arguments, store, info)
-    if info.host != socket.gethostname():
+        cancel_job(store, info)
+    elif not is_here:
         raise RequestError(
             f"run '{info.id}' works on another machine", found=info.host, hints=(f"run `steps cancel` on {info.host}",)
         )
-    if info.pid <= 1:
+    elif info.pid <= 1:
         # 0 and 1 are not processes of a run, and 0 would be this command and its shell.
-        raise RequestError(f"no process works on run '{info.id}'", hints=(f"steps status {info.id}",))
-    os.kill(info.pid, signal.SIGTERM)
-    return _wait_until_stopped(arguments, store, info)
-
-
-def _wait_until_stopped(arguments: argparse.Namespace, store: ArtifactStore, info: RunInfo) -> int:
-    from nemotron_steps.runs.run_folder import get_run
-
+        raise RequestError(f"no process works on run '{info.id}'", hints=(look,))
+    else:
+        os.kill(info.pid, signal.SIGTERM)
+    waits = not info.job or (info.status == "running" and is_here)
     deadline = time.monotonic() + _CANCEL_SECONDS
-    while get_run(store, info.id).status == "running":
+    while waits and get_run(store, info.id).status == "running":
         if time.monotonic() > deadline:
             raise WorkerLostError(
                 f"run '{info.id}' was asked to stop and still runs",
                 where=f"process {info.pid} on {info.host}",
-                hints=(f"steps status {info.id}", f"steps cancel {info.id}"),
+                hints=(look, f"steps cancel {info.id}"),
             )
         time.sleep(_POLL_SECONDS)
-    if arguments.as_json:
+    if args.as_json:
         return print_json(get_run(store, info.id).to_dict())
-    terminal = Terminal.of()
-    terminal.print(f"stopped {terminal.style(info.id, 'bold')}; what it committed stays")
-    terminal.print(f"  {terminal.style(f'steps run --resume {info.id}', 'cyan')}")
+    out = Terminal.of()
+    done = f"stopped {out.style(info.id, 'bold')}"
+    asked = f"{info.executor} job {printable(info.job)} was asked to stop"
+    out.print(f"{done if waits else asked}; what it committed stays")
+    for hint in (*(() if waits else (look,)), f"steps run --resume {info.id}"):
+        out.print(f"  {out.style(hint, 'cyan')}")
     return 0
 
 
-def _cancel_job(arguments: argparse.Namespace, store: ArtifactStore, info: RunInfo) -> int:
-    from nemotron_steps.runs.launch import cancel as cancel_job
-    from nemotron_steps.runs.run_folder import get_run
-
-    cancel_job(store, info)
-    if info.status == "running" and info.host == socket.gethostname():
-        return _wait_until_stopped(arguments, store, info)
-    if arguments.as_json:
-        return print_json(get_run(store, info.id).to_dict())
-    terminal = Terminal.of()
-    terminal.print(f"{info.executor} job {printable(info.job)} was asked to stop; what it committed stays")
-    for hint in (f"steps status {info.id}", f"steps run --resume {info.id}"):
-        terminal.print(f"  {terminal.style(hint, 'cyan')}")
-    return 0
-
-
-def report(arguments: argparse.Namespace) -> int:
+def report(args: argparse.Namespace) -> int:
     """`steps report RUN`: write report.html anew from what the run recorded; of several runs, a comparison."""
     from nemotron_steps.runs.report.page import write_comparison, write_report
     from nemotron_steps.runs.run_folder import run_file
 
-    store = Session(arguments.home).store
+    store = Session(args.home).store
     folders = []
-    for run in (arguments.run, *arguments.others):
+    for run in (args.run, *args.others):
         info = JobView(store, run, say_on_stderr).look()
         folders.append(run_file(store, info.id, "run.json").parent)
-        for name in ("events.jsonl", "metrics.jsonl", "samples.jsonl", "plan.json", "config.yaml"):
-            with suppress(UnknownNameError):  # a run that ended early may not have it
-                run_file(store, info.id, name)
-    path = write_comparison(folders, store) if arguments.others else write_report(folders[0], store)
-    if arguments.as_json:
-        print_json({"run": folders[0].name, "report": str(path)})
-    else:
-        Terminal.of().print(shown_path(path))
+        _bring(store, info.id, "events.jsonl", "metrics.jsonl", "samples.jsonl", "plan.json", "config.yaml")
+    path = write_comparison(folders, store) if args.others else write_report(folders[0], store)
+    if args.as_json:
+        return print_json({"run": folders[0].name, "report": str(path)})
+    Terminal.of().print(shown_path(path))
     return 0
 
 
-def index(arguments: argparse.Namespace) -> int:
+def index(args: argparse.Namespace) -> int:
     """`steps index [--out FILE]`: write the page and say where it is."""
     from nemotron_steps.runs.report.page import write_index
 
-    store = Session(arguments.home).store
-    out = Path(arguments.out).expanduser() if arguments.out is not None else None
+    store = Session(args.home).store
+    file = Path(args.out).expanduser() if args.out is not None else None
     try:
-        path = write_index(store, out)
+        path = write_index(store, file)
     except OSError as error:
         raise StorageError(
             "the page cannot be written",
-            where=str(out or store.backend.scratch),
+            where=str(file or store.backend.scratch),
             found=error.strerror or str(error),
             hints=("steps index --out FILE",),
         ) from error
-    if arguments.as_json:
-        print_json({"index": str(path)})
-    else:
-        Terminal.of().print(shown_path(path))
+    if args.as_json:
+        return print_json({"index": str(path)})
+    Terminal.of().print(shown_path(path))
     return 0
 
 
-def _write_lines(lines: Sequence[bytes]) -> None:
-    """Lines of a log. Control characters of model text are left out."""
-    for line in lines:
-        sys.stdout.write(printable(line.decode("utf-8", "replace")) + "\n")
-    sys.stdout.flush()
-
-
-def _write_records(lines: Sequence[bytes]) -> None:
-    """JSON records, one a line, in the order of time."""
-    from nemotron_steps.runs.run_folder import parse_lines
-
-    for record in sorted(parse_lines(lines), key=lambda record: float(record["time"])):
-        sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
-
-
-def _status(text: str, terminal: Terminal) -> str:
-    color = COLORS.get(text)
-    return terminal.style(text, color) if color else terminal.style(text, "dim")
-
-
-def _ago(created: float) -> str:
-    seconds = max(time.time() - created, 0.0)
-    for name, unit in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= unit:
-            return f"{seconds // unit:.0f} {name} ago"
-    return "just now"
+def _status(text: str, out: Terminal) -> str:
+    return out.style(text, COLORS.get(text, "dim"))
 
 
 def advice(info: RunInfo, *, has_metrics: bool) -> tuple[str, ...]:

@@ -24,13 +24,8 @@ _GC_THRESHOLD = 50_000
 
 
 def steps(argv: Sequence[str] | None = None) -> int:
-    """`steps ...`. Returns the exit code.
-
-    Without arguments given, this is the whole program: its own command line, and, for a run, a process that waits.
-    """
-    if argv is None:
-        return _program(sys.argv[1:], "steps")
-    return _main(argv, "steps")
+    """`steps ...`; without `argv` as the whole program, for a run with a process that waits. Returns the exit code."""
+    return _program(sys.argv[1:], "steps") if argv is None else _main(argv, "steps")
 
 
 def nemotron(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +38,6 @@ def nemotron(argv: Sequence[str] | None = None) -> int:
 
 
 def _program(arguments: Sequence[str], prog: str) -> int:
-    """The command line of a process that does nothing else."""
     stopping.note()
     import atexit
     import os
@@ -87,27 +81,27 @@ def _main(arguments: Sequence[str], prog: str) -> int:
 
 
 def _dispatch(arguments: list[str], passthrough: list[str], prog: str) -> int:
+    from nemotron_steps.session.run_request import UsageError
+
     if prog == "nemotron":
         from nemotron_steps.cli import recipes
 
         recipe, unknown, prog = recipes.parsed(arguments)
         if recipe is None:
             return 0
-        if unknown:
-            raise _unknown_flag(unknown[0], recipe, prog)
-        return _handle(recipe, passthrough, prog)
-    from nemotron_steps.cli.parser import build, refuse_flags_first
-    from nemotron_steps.session.run_request import UsageError
+        namespace = recipe
+    else:
+        from nemotron_steps.cli.parser import build, refuse_flags_first
 
-    parser = build(prog)
-    refuse_flags_first(parser, arguments)
-    namespace, unknown = parser.parse_known_args(arguments)
-    for many in ("words", "settings"):
-        # argparse gives back positionals that stand after a flag: `run STEP -c tiny key=value`.
-        if hasattr(namespace, many):
-            late = [word for word in unknown if not word.startswith("-")]
-            setattr(namespace, many, [*getattr(namespace, many), *late])
-            unknown = [word for word in unknown if word.startswith("-")]
+        parser = build(prog)
+        refuse_flags_first(parser, arguments)
+        namespace, unknown = parser.parse_known_args(arguments)
+        for many in ("words", "settings"):
+            # argparse gives back positionals that stand after a flag: `run STEP -c tiny key=value`.
+            if hasattr(namespace, many):
+                late = [word for word in unknown if not word.startswith("-")]
+                setattr(namespace, many, [*getattr(namespace, many), *late])
+                unknown = [word for word in unknown if word.startswith("-")]
     if unknown:
         raise _unknown_flag(unknown[0], namespace, prog)
     if namespace.version:
@@ -120,21 +114,12 @@ def _dispatch(arguments: list[str], passthrough: list[str], prog: str) -> int:
         return 0
     if passthrough and namespace.command != "run":
         raise UsageError(f"`{prog} {namespace.command}` takes nothing after `--`", found=" ".join(passthrough))
-    return _handle(namespace, passthrough, prog)
-
-
-def _handle(namespace: argparse.Namespace, passthrough: list[str], prog: str) -> int:
-    namespace.passthrough = passthrough
-    namespace.prog = prog
-    return _load(namespace.handler)(namespace)
-
-
-def _load(reference: str) -> Handler:
     from importlib import import_module
 
-    module, _, name = reference.partition(":")
+    namespace.passthrough, namespace.prog = passthrough, prog
+    module, _, name = namespace.handler.partition(":")
     handler: Handler = getattr(import_module(module), name)
-    return handler
+    return handler(namespace)
 
 
 def _unknown_flag(flag: str, namespace: argparse.Namespace, prog: str) -> UsageError:
@@ -144,7 +129,7 @@ def _unknown_flag(flag: str, namespace: argparse.Namespace, prog: str) -> UsageE
 
     hidden = {"command", "handler", "words", "as_json"}
     flags = ["--" + name.replace("_", "-") for name in vars(namespace) if name not in hidden] + ["--json"]
-    command = " ".join(part for part in (prog, namespace.command if prog.endswith("steps") else "") if part)
+    command = f"{prog} {namespace.command or ''}".rstrip() if prog.endswith("steps") else prog
     typed = flag.partition("=")[0]
     return UsageError(
         f"`{command}` has no flag '{typed}'",
@@ -161,8 +146,7 @@ def _guarded(action: Callable[[], int], arguments: Sequence[str], *, as_json: bo
         except SystemExit as exit_:
             code = exit_.code if isinstance(exit_.code, int) else 1
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader (`| head`) is gone; what is still buffered must not raise again at exit.
+    except BrokenPipeError:  # the reader (`| head`) is gone
         _print_nowhere()
         return 0
     except (Exception, KeyboardInterrupt) as error:
@@ -182,16 +166,14 @@ def _guarded(action: Callable[[], int], arguments: Sequence[str], *, as_json: bo
 
 
 def _print_nowhere() -> None:
+    """What is still buffered must not raise again at exit."""
     import os
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _unwritten(error: OSError) -> StepsError | None:
-    """What to say of a write that failed for want of room, which is not this program's mistake; None for other errors.
-
-    Where that was standard output, what is still to be written there goes nowhere.
-    """
+    """What to say of a write that failed for want of room, which is not this program's mistake; None for others."""
     import errno
     from os.path import dirname
 

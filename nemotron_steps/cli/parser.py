@@ -14,6 +14,25 @@ from nemotron_steps.session.run_request import RunRequest, UsageError
 
 HANDLERS = "nemotron_steps.cli."
 """Where the modules of commands are."""
+_MANY: Any = {"action": "append", "default": []}
+_REF = "NAME, NAME:VERSION or digest"
+_STEPS = "STEP|PIPELINE|key=value"
+_THEN = "step ids or a pipeline, then overrides in Hydra's grammar: a.b=1, +a.b=1, ~a.b"
+_EPILOG = """\
+exit codes: 0 done, 1 the step failed, 2 the request is wrong, 3 retry may help, 130 interrupted
+
+  steps list --tree                        what there is
+  steps run rl/nemo_rl/rlhf -c tiny        a whole alignment run on two CPU cores
+  steps run STEP -c CONFIG --dry-run       the merged config and the plan, nothing runs
+"""
+_RUN_EPILOG = """\
+overrides are for the last step named; STEP.key=value is for another one of a list, STAGE.key=value for a
+stage of a pipeline. What stands after `--` is handed to a step that takes arguments.
+
+  steps run rl/nemo_rl/rlhf -c tiny grpo.max_num_steps=20
+  steps run rl/nemo_rl/rlhf -c tiny --input policy=PATH --input prompts=NAME:v2
+  steps run rl/nemo_rl/rlvr -b PROFILE        then: steps logs RUN -f, steps status RUN, steps cancel RUN
+"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,13 +54,23 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             choices = [str(choice) for choice in action.choices]
-            close = meant(str(value), choices)
-            what = "command" if isinstance(action, argparse._SubParsersAction) else f"value for {_flag(action)}"
+            of_flag = f"value for {action.metavar}"
             raise UsageError(
-                f"'{value}' is not a {what}",
+                f"'{value}' is not a {'command' if isinstance(action, argparse._SubParsersAction) else of_flag}",
                 expected=", ".join(choices),
-                hints=did_you_mean(close) or (f"{self.prog} --help",),
+                hints=did_you_mean(meant(str(value), choices)) or (f"{self.prog} --help",),
             )
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help with flags and their explanations in two columns; subcommands without argparse's extra line."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26, width=100)
+
+    def _format_action(self, action: argparse.Action) -> str:
+        text = super()._format_action(action)
+        return text.partition("\n")[2] if isinstance(action, argparse._SubParsersAction) else text
 
 
 def build(prog: str) -> Parser:
@@ -50,30 +79,34 @@ def build(prog: str) -> Parser:
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
 
-    def add(name: str, handler: str, summary: str, **options: Any) -> Parser:
-        command: Parser = commands.add_parser(name, help=summary, description=summary, **options)
+    def add(name: str, handler: str, summary: str, into: Any = commands, **options: Any) -> Parser:
+        command: Parser = into.add_parser(name, help=summary, description=summary, **options)
         command.set_defaults(handler=HANDLERS + handler)
         return command
 
     _catalog(add)
-    _planning(add)
+    command = add("plan", "run:plan", "type-check a step, a list of steps or a pipeline; nothing runs")
+    _request(command)
+    command.add_argument("-r", "--run", metavar="PROFILE", help="also check against this env.toml profile")
+    command.add_argument("--why", action="store_true", help="say of each step that must run what changed")
+    run_flags(add("run", "run:run", "run a step, a list of steps or a pipeline", epilog=_RUN_EPILOG))
     _history(add)
-    _artifacts(add)
-    _environments(add)
-    command = add("doctor", "doctor:doctor", "check this machine and say how to fix what is missing")
-    _home(command)
-    _json(command)
+    command = add("artifacts", "artifacts:list_artifacts", "list, show, trace, compare, verify and add artifacts")
+    command.set_defaults(type=None, name=None, home=None, as_json=False)
+    _artifacts(add, command.add_subparsers(title="commands", dest="artifact_command", metavar="COMMAND"))
+    command = add("env", "environments:list_environments", "list, show, check and serve reward environments")
+    command.set_defaults(as_json=False)
+    _environments(add, command.add_subparsers(title="commands", dest="env_command", metavar="COMMAND"))
+    _stored(add("doctor", "doctor:doctor", "check this machine and say how to fix what is missing"))
     command = add("completion", "completion:completion", "print what makes a shell complete steps, configs and keys")
-    command.add_argument(
-        "shell", metavar="SHELL", choices=("bash", "zsh", "fish", "tcsh"), help="bash, zsh, fish, tcsh"
-    )
+    shells = ("bash", "zsh", "fish", "tcsh")
+    command.add_argument("shell", metavar="SHELL", choices=shells, help=", ".join(shells))
     command = add("explain", "catalog:explain", "say why an error or a signal is raised and what mends it")
     command.add_argument("code", metavar="CODE|SIGNAL", nargs="?", help="as in error[CODE] (default: list them)")
     _json(command)
     command = add("new", "scaffold:new", "write a new step, environment, executor, type or pipeline, with its test")
-    command.add_argument(
-        "what", metavar="[KIND] NAME", nargs="+", help="step (the default), environment, executor, type or pipeline"
-    )
+    kinds = "step (the default), environment, executor, type or pipeline"
+    command.add_argument("what", metavar="[KIND] NAME", nargs="+", help=kinds)
     command.add_argument("--into", metavar="DIR", help="folder of the pack (default: ./steps_pack)")
     _json(command)
     return parser
@@ -99,261 +132,149 @@ def _catalog(add: Callable[..., Parser]) -> None:
     command.add_argument("--category", metavar="C", help="only steps of this category")
     command.add_argument("--consumes", metavar="TYPE", help="only steps that take an artifact of this type")
     command.add_argument("--produces", metavar="TYPE", help="only steps that make an artifact usable as this type")
-    command.add_argument("--tag", metavar="TAG", action="append", default=[], help="only steps with this tag")
+    command.add_argument("--tag", metavar="TAG", help="only steps with this tag", **_MANY)
     command.add_argument("--tree", action="store_true", help="show the ids as a tree")
     _json(command)
     command = add("show", "catalog:show", "show one step: ports, parameters, configs, advice")
     command.add_argument("step", metavar="STEP", help="step id")
     _json(command)
-    command = add("types", "catalog:types", "list artifact types, what they can be used as and converted to")
-    _json(command)
+    _json(add("types", "catalog:types", "list artifact types, what they can be used as and converted to"))
 
 
-def _planning(add: Callable[..., Parser]) -> None:
-    command = add("plan", "run:plan", "type-check a step, a list of steps or a pipeline; nothing runs")
-    _request(command)
-    command.add_argument("-r", "--run", metavar="PROFILE", help="also check against this env.toml profile")
-    command.add_argument("--why", action="store_true", help="say of each step that must run what changed")
-    _json(command)
-    command = add("run", "run:run", "run a step, a list of steps or a pipeline", epilog=_RUN_EPILOG)
-    run_flags(command)
+def run_flags(command: Parser, words: str = _STEPS, help_words: str = _THEN) -> None:
+    """What `steps run` takes."""
+    _request(command, words, help_words)
+    attached = "run on this env.toml profile, attached: logs are streamed"
+    command.add_argument("-r", "--run", metavar="PROFILE", help=attached)
+    command.add_argument("-b", "--batch", metavar="PROFILE", help="run on this env.toml profile, detached")
+    command.add_argument("--force-squash", action="store_true", help="rebuild the container's squash file (-r/-b)")
+    dry = "print the merged config and the plan; run nothing"
+    command.add_argument("-d", "--dry-run", action="store_true", help=dry)
+    command.add_argument("--resume", metavar="RUN", help="go on with an earlier run (its id, or `latest`)")
 
 
-def run_flags(command: Parser, **words: str) -> None:
-    """What `steps run` takes. `words`: as `_request`."""
-    _request(command, **words)
-    where = command.add_argument_group("where it runs")
-    where.add_argument(
-        "-r", "--run", metavar="PROFILE", help="run on this env.toml profile, attached: logs are streamed"
-    )
-    where.add_argument("-b", "--batch", metavar="PROFILE", help="run on this env.toml profile, detached")
-    where.add_argument("--force-squash", action="store_true", help="rebuild the container's squash file (-r/-b)")
-    how = command.add_argument_group("how it runs")
-    how.add_argument("-d", "--dry-run", action="store_true", help="print the merged config and the plan; run nothing")
-    how.add_argument("--resume", metavar="RUN", help="go on with an earlier run (its id, or `latest`)")
-    _json(command)
-
-
-def _request(
-    command: Parser,
-    words: str = "STEP|PIPELINE|key=value",
-    help_words: str = "step ids or a pipeline, then overrides in Hydra's grammar: a.b=1, +a.b=1, ~a.b",
-) -> None:
+def _request(command: Parser, words: str = _STEPS, help_words: str = _THEN) -> None:
     command.add_argument("words", metavar=words, nargs="*", help=help_words)
     command.add_argument("-c", "--config", metavar="CONFIG|PATH", help="config name or yaml file (default: default)")
-    command.add_argument(
-        "--input",
-        metavar="PORT=REF",
-        action="append",
-        default=[],
-        help="supply an input: a path, NAME:VERSION, or a model name; repeat for more",
-    )
-    command.add_argument(
-        "--from", dest="first", metavar="STAGE", help="begin a pipeline here: earlier results must be there"
-    )
+    supply = "supply an input: a path, NAME:VERSION, or a model name; repeat for more"
+    command.add_argument("--input", metavar="PORT=REF", help=supply, **_MANY)
+    begin = "begin a pipeline here: earlier results must be there"
+    command.add_argument("--from", dest="first", metavar="STAGE", help=begin)
     command.add_argument("--until", metavar="STAGE", help="end a pipeline after this stage")
-    command.add_argument(
-        "--over",
-        metavar="KEY=V1,V2",
-        action="append",
-        default=[],
-        help="fan out: the step, or STAGE.KEY's of a pipeline, once for each value; repeat for combinations",
-    )
-    command.add_argument(
-        "--ignore-checks",
-        metavar="STAGE",
-        action="append",
-        default=[],
-        help="go on though this stage's results do not pass its checks; repeat for more",
-    )
-    command.add_argument(
-        "--accept",
-        metavar="STEP",
-        action="append",
-        default=[],
-        help="take the earlier result of this step or stage though its code changed since; repeat for more",
-    )
+    over = "fan out: the step, or STAGE.KEY's of a pipeline, once for each value; repeat for combinations"
+    command.add_argument("--over", metavar="KEY=V1,V2", help=over, **_MANY)
+    ignore = "go on though this stage's results do not pass its checks; repeat for more"
+    command.add_argument("--ignore-checks", metavar="STAGE", help=ignore, **_MANY)
+    accept = "take the earlier result of this step or stage though its code changed since; repeat for more"
+    command.add_argument("--accept", metavar="STEP", help=accept, **_MANY)
     command.add_argument("--force", action="store_true", help="the named steps run even if their results are cached")
-    _home(command)
+    _stored(command)
 
 
 def _history(add: Callable[..., Parser]) -> None:
     command = add("runs", "history:runs", "list the runs, newest last")
     command.add_argument("--limit", type=int, default=20, metavar="N", help="at most N runs (default: 20)")
-    _home(command)
-    _json(command)
-    command = add("watch", "watch:watch", "show a run while it works: stages, curves, pace, signals, samples")
-    command.add_argument("run", metavar="RUN", nargs="?", default="latest", help="run id or `latest`")
-    command.add_argument("--once", action="store_true", help="print one look at it and end")
-    command.add_argument("--samples", action="store_true", help="with its latest samples (key: s)")
-    _home(command)
-    command = add("logs", "history:logs", "print a run's log")
-    command.add_argument("run", metavar="RUN", nargs="?", default="latest", help="run id or `latest`")
-    command.add_argument("-f", "--follow", action="store_true", help="keep printing until the run ends")
-    _home(command)
-    command.add_argument(
-        "--json", action="store_true", dest="as_json", help="print events and metrics as JSON, one record a line"
-    )
+    _stored(command)
     for name, handler, summary in (
+        ("watch", "watch:watch", "show a run while it works: stages, curves, pace, signals, samples"),
+        ("logs", "history:logs", "print a run's log; with --json its events and metrics, one record a line"),
         ("status", "history:status", "show what a run is doing or how it ended"),
         ("cancel", "history:cancel", "stop a run; what it committed stays"),
         ("report", "history:report", "write a run's report and print where it is"),
     ):
         command = add(name, handler, summary)
-        command.add_argument(
-            "run", metavar="RUN", nargs="?" if name != "cancel" else None, default="latest", help="run id"
-        )
-        if name == "report":
+        count = None if name == "cancel" else "?"
+        command.add_argument("run", metavar="RUN", nargs=count, default="latest", help="run id or `latest`")
+        if name == "watch":
+            command.add_argument("--once", action="store_true", help="print one look at it and end")
+            command.add_argument("--samples", action="store_true", help="with its latest samples (key: s)")
+            _home(command)
+            continue
+        if name == "logs":
+            command.add_argument("-f", "--follow", action="store_true", help="keep printing until the run ends")
+        elif name == "report":
             command.add_argument("others", metavar="RUN", nargs="*", help="more runs: a comparison of all of them")
-        _home(command)
-        _json(command)
+        _stored(command)
     command = add("index", "history:index", "write one page with every run and artifact, and print where it is")
     command.add_argument("--out", metavar="FILE", help="where to (default: index.html in the home)")
+    _stored(command)
+
+
+def _artifacts(add: Callable[..., Parser], into: Any) -> None:
+    compared = "compare two artifacts of one type: exit code 0 if they hold the same, 1 if not"
+    for name, summary, arguments in (
+        ("list", "list artifacts", {}),
+        ("show", "show one artifact: type, files, attributes, producer", {"ref": _REF}),
+        ("lineage", "show what an artifact was made from", {"ref": _REF}),
+        ("diff", compared, {"a": _REF, "b": "the other one"}),
+        ("verify", "hash every file again and compare", {"ref": "artifacts to verify (default: all)"}),
+        ("add", "copy a file or folder into the home as an artifact", {"path": "file or folder"}),
+    ):
+        command = add(name, f"artifacts:{name}_artifacts", summary, into)
+        for argument, text in arguments.items():
+            many = "*" if name == "verify" else None
+            command.add_argument(argument, metavar=argument.upper(), nargs=many, help=text)
+        if name == "list":
+            command.add_argument("--type", metavar="TYPE", help="only artifacts usable as this type")
+            command.add_argument("--name", metavar="NAME", help="only versions of this name")
+        elif name == "add":
+            command.add_argument("--type", metavar="TYPE", help="artifact type (default: recognised from the content)")
+            command.add_argument("--name", metavar="NAME", help="artifact name (default: the file's)")
+        _stored(command)
+
+
+def _environments(add: Callable[..., Parser], into: Any) -> None:
+    shown = "show one: its rule, what rows need, its settings, its agents"
+    graded = "grade recorded NeMo-Gym rollouts again and compare the rewards"
+    _json(add("list", "environments:list_environments", "list the environments", into))
+    show = add("show", "environments:show_environment", shown, into)
+    verify = add("verify", "environments:verify_rollouts", graded, into)
+    serve = add("serve", "environments:serve_environment", "serve one over HTTP with NeMo-Gym's endpoints", into)
+    for command in (show, verify, serve):
+        command.add_argument("environment", metavar="NAME", help="environment or agent")
+        _json(command)
+    verify.add_argument("rollouts", metavar="ROLLOUTS.jsonl", help="rows with `response` and `reward`")
+    judge = "OpenAI-compatible endpoint (…/v1) that plays a judge's role (default: every role); repeat for more"
+    for command in (verify, serve):
+        command.add_argument("settings", metavar="KEY=VALUE", nargs="*", help="settings of the environment")
+        command.add_argument("--judge", metavar="[ROLE=]URL", help=judge, **_MANY)
+        command.add_argument("--judge-model", metavar="NAME", help="its model (default: the first that it lists)")
+        command.add_argument("--judge-key", metavar="VARIABLE", help="environment variable with its API key")
+    verify.add_argument("--rows", metavar="FILE", help="the input rows, for fields that the rollouts lack")
+    close = "rewards this close are the same (default: 1e-6)"
+    verify.add_argument("--tolerance", type=float, default=1e-6, metavar="X", help=close)
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    serve.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
+    serve.add_argument("--model-url", metavar="URL", help="model server (…/v1) that /run samples from")
+    group = "rollouts of a prompt that an environment judges together"
+    serve.add_argument("--group-size", type=int, metavar="N", help=group)
+
+
+def _stored(command: Parser) -> None:
     _home(command)
     _json(command)
 
 
-def _artifacts(add: Callable[..., Parser]) -> None:
-    group = add("artifacts", "artifacts:list_artifacts", "list, show, trace, compare, verify and add artifacts")
-    group.set_defaults(type=None, name=None, home=None, as_json=False)
-    commands = group.add_subparsers(title="commands", dest="artifact_command", metavar="COMMAND", parser_class=Parser)
-
-    def sub(name: str, summary: str) -> Parser:
-        command: Parser = commands.add_parser(name, help=summary, description=summary)
-        command.set_defaults(handler=f"{HANDLERS}artifacts:{name}_artifacts")
-        _home(command)
-        _json(command)
-        return command
-
-    command = sub("list", "list artifacts")
-    command.add_argument("--type", metavar="TYPE", help="only artifacts usable as this type")
-    command.add_argument("--name", metavar="NAME", help="only versions of this name")
-    command = sub("show", "show one artifact: type, files, attributes, producer")
-    command.add_argument("ref", metavar="REF", help="NAME, NAME:VERSION or digest")
-    command = sub("lineage", "show what an artifact was made from")
-    command.add_argument("ref", metavar="REF", help="NAME, NAME:VERSION or digest")
-    command = sub("diff", "compare two artifacts of one type: exit code 0 if they hold the same, 1 if not")
-    command.set_defaults(handler=f"{HANDLERS}artifacts:diff_artifacts")
-    command.add_argument("a", metavar="A", help="NAME, NAME:VERSION or digest")
-    command.add_argument("b", metavar="B", help="the other one")
-    command = sub("verify", "hash every file again and compare")
-    command.add_argument("ref", metavar="REF", nargs="*", help="artifacts to verify (default: all)")
-    command = sub("add", "copy a file or folder into the home as an artifact")
-    command.add_argument("path", metavar="PATH", help="file or folder")
-    command.add_argument("--type", metavar="TYPE", help="artifact type (default: recognised from the content)")
-    command.add_argument("--name", metavar="NAME", help="artifact name (default: the file's)")
-
-
-def _environments(add: Callable[..., Parser]) -> None:
-    group = add("env", "environments:list_environments", "list, show, check and serve reward environments")
-    group.set_defaults(as_json=False)
-    commands = group.add_subparsers(title="commands", dest="env_command", metavar="COMMAND", parser_class=Parser)
-
-    def sub(name: str, handler: str, summary: str) -> Parser:
-        command: Parser = commands.add_parser(name, help=summary, description=summary)
-        command.set_defaults(handler=f"{HANDLERS}environments:{handler}")
-        _json(command)
-        return command
-
-    def graded_by(command: Parser) -> None:
-        command.add_argument("environment", metavar="NAME", help="environment or agent")
-
-    def configured(command: Parser) -> None:
-        command.add_argument("settings", metavar="KEY=VALUE", nargs="*", help="settings of the environment")
-        command.add_argument(
-            "--judge",
-            metavar="[ROLE=]URL",
-            action="append",
-            default=[],
-            help="OpenAI-compatible endpoint (…/v1) that plays a judge's role (default: every role); repeat for more",
-        )
-        command.add_argument("--judge-model", metavar="NAME", help="its model (default: the first that it lists)")
-        command.add_argument("--judge-key", metavar="VARIABLE", help="environment variable with its API key")
-
-    sub("list", "list_environments", "list the environments")
-    graded_by(sub("show", "show_environment", "show one: its rule, what rows need, its settings, its agents"))
-    command = sub("verify", "verify_rollouts", "grade recorded NeMo-Gym rollouts again and compare the rewards")
-    graded_by(command)
-    command.add_argument("rollouts", metavar="ROLLOUTS.jsonl", help="rows with `response` and `reward`")
-    configured(command)
-    command.add_argument("--rows", metavar="FILE", help="the input rows, for fields that the rollouts lack")
-    command.add_argument(
-        "--tolerance", type=float, default=1e-6, metavar="X", help="rewards this close are the same (default: 1e-6)"
-    )
-    command = sub("serve", "serve_environment", "serve one over HTTP with NeMo-Gym's endpoints")
-    graded_by(command)
-    configured(command)
-    command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
-    command.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
-    command.add_argument("--model-url", metavar="URL", help="model server (…/v1) that /run samples from")
-    command.add_argument(
-        "--group-size", type=int, metavar="N", help="rollouts of a prompt that an environment judges together"
-    )
-
-
 def _home(command: Parser) -> None:
-    command.add_argument(
-        "--home", metavar="DIR|URL", help="where runs and artifacts are (default: STEPS_HOME or .steps)"
-    )
+    where = "where runs and artifacts are (default: STEPS_HOME or .steps)"
+    command.add_argument("--home", metavar="DIR|URL", help=where)
 
 
 def _json(command: Parser) -> None:
     command.add_argument("--json", action="store_true", dest="as_json", help="print JSON only")
 
 
-def _flag(action: argparse.Action) -> str:
-    return action.option_strings[-1] if action.option_strings else (action.metavar or action.dest or "?").__str__()
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """Help with flags and their explanations in two columns; subcommands without argparse's extra line."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=26, width=100)
-
-    def _format_action(self, action: argparse.Action) -> str:
-        text = super()._format_action(action)
-        if isinstance(action, argparse._SubParsersAction):
-            text = "".join(text.splitlines(keepends=True)[1:])
-        return text
-
-
-_EPILOG = """\
-exit codes: 0 done, 1 the step failed, 2 the request is wrong, 3 retry may help, 130 interrupted
-
-  steps list --tree                        what there is
-  steps run rl/nemo_rl/rlhf -c tiny        a whole alignment run on two CPU cores
-  steps run STEP -c CONFIG --dry-run       the merged config and the plan, nothing runs
-"""
-
-
-_RUN_EPILOG = """\
-overrides are for the last step named; STEP.key=value is for another one of a list, STAGE.key=value for a
-stage of a pipeline. What stands after `--` is handed to a step that takes arguments.
-
-  steps run rl/nemo_rl/rlhf -c tiny grpo.max_num_steps=20
-  steps run rl/nemo_rl/rlhf -c tiny --input policy=PATH --input prompts=NAME:v2
-  steps run rl/nemo_rl/rlvr -b PROFILE        then: steps logs RUN -f, steps status RUN, steps cancel RUN
-"""
-
-
 def split_passthrough(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Arguments before and after the first bare `--`."""
     words = list(arguments)
-    if "--" in words:
-        at = words.index("--")
-        return words[:at], words[at + 1 :]
-    return words, []
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
 
 
 def request_of(arguments: argparse.Namespace) -> RunRequest:
-    """The request in parsed arguments.
-
-    Raises:
-        UsageError: no step is named, or an `--input` is not PORT=REF or names a port twice.
-    """
-    targets = tuple(word for word in arguments.words if not _is_override(word))
-    overrides = tuple(word for word in arguments.words if _is_override(word))
+    """The request in parsed arguments. UsageError if no step is named, or for an `--input` that is not PORT=REF."""
+    overrides = [word for word in arguments.words if "=" in word or word.startswith(("~", "+"))]
+    targets = [word for word in arguments.words if word not in overrides]
     if not targets:
         command = f"{arguments.prog} {arguments.command}"
         raise UsageError("name a step or a pipeline", hints=(f"{command} STEP", "steps list"))
@@ -365,13 +286,15 @@ def request_of(arguments: argparse.Namespace) -> RunRequest:
         if port in inputs:
             raise UsageError(f"input '{port}' is given twice", where=f"--input {text}", found=inputs[port])
         inputs[port] = ref
-    passthrough = tuple(getattr(arguments, "passthrough", ()))
-    batch = getattr(arguments, "batch", None)
-    profile = arguments.run or batch
-    first, until = arguments.first, arguments.until
-    over, ignored = tuple(arguments.over), tuple(arguments.ignore_checks)
-    return RunRequest(targets, overrides, arguments.config, inputs, profile, passthrough, first, until, over, ignored)
-
-
-def _is_override(word: str) -> bool:
-    return "=" in word or word.startswith(("~", "+"))
+    return RunRequest(
+        tuple(targets),
+        tuple(overrides),
+        arguments.config,
+        inputs,
+        arguments.run or getattr(arguments, "batch", None),
+        tuple(getattr(arguments, "passthrough", ())),
+        arguments.first,
+        arguments.until,
+        tuple(arguments.over),
+        tuple(arguments.ignore_checks),
+    )

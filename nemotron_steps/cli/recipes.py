@@ -18,25 +18,21 @@ from nemotron_steps.session.run_request import UsageError
 
 @dataclass(frozen=True)
 class Recipe:
-    """One command: what `steps run` gets for it.
-
-    Attributes:
-        target: step, or pipeline for a recipe of `stages` without `-c`.
-        config: its config where no `-c` says another; None for a pipeline's own.
-        summary: what help says.
-        configs: name the recipe has → name here.
-        only: configs it can have, by the recipe's names, where the step has others' as well; empty for any.
-        samples: whether `--sample N` says how many rows of each data set are read.
-        stages: without `-c`, stages of the pipeline PREPARATIONS up to the last of these; overrides are for all.
-    """
+    """One command: what `steps run` gets for it."""
 
     target: str
+    """Step, or pipeline for a recipe of `stages` without `-c`."""
     config: str | None
+    """Where no `-c` says another; None for a pipeline's own."""
     summary: str
     configs: Mapping[str, str] = field(default_factory=dict)
+    """Name the recipe has → name here."""
     only: tuple[str, ...] = ()
+    """Configs it can have, by the recipe's names, where the step has others' as well; empty for any."""
     samples: bool = False
+    """Whether `--sample N` says how many rows of each data set are read."""
     stages: tuple[str, ...] = ()
+    """Without `-c`, stages of the pipeline PREPARATIONS up to the last of these; overrides are for all."""
 
 
 PREPARATIONS = "super3_data_prep"
@@ -45,65 +41,38 @@ _SUPER3_BLENDS = ("rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf")
 
 
 def _blend(name: str, *others: str) -> Recipe:
-    configs = {each: f"super3_{each}" for each in (name, *others)}
-    return Recipe(
-        _RL_PREP,
-        f"super3_{name}",
-        f"prepare the prompts of {name.rstrip('123') if others else name}"
-        + (f" (-c {'|'.join((name, *others))})" if others else ""),
-        {"default": f"super3_{name}", **configs},
-        samples=True,
-        stages=(name, *others) if others else (),
-    )
+    every = (name, *others)
+    configs = {"default": f"super3_{name}", **{each: f"super3_{each}" for each in every}}
+    what = f"{name.rstrip('123')} (-c {'|'.join(every)})" if others else name
+    stages = every if others else ()
+    summary = f"prepare the prompts of {what}"
+    return Recipe(_RL_PREP, f"super3_{name}", summary, configs, samples=True, stages=stages)
 
 
+def _stage(step: str, config: str, summary: str, tiny: str = "tiny_hybrid", only: tuple[str, ...] = ()) -> Recipe:
+    return Recipe(f"rl/nemo_rl/{step}", config, summary, {"default": config, "tiny": tiny}, only)
+
+
+_ALL_BLENDS = "prepare the prompts of all six blends"
+_NANO3_BLEND = "prepare the prompts of the blend"
+_SWE1, _SWE2 = ("default", "swe1", "small", "test", "tiny"), ("default", "swe2", "tiny")
 COMMANDS: Mapping[tuple[str, ...], Recipe] = {
-    ("super3", "data", "prep", "rl"): Recipe(
-        PREPARATIONS, None, "prepare the prompts of all six blends", samples=True, stages=_SUPER3_BLENDS
-    ),
-    ("super3", "data", "prep", "rl", "rlvr"): _blend("rlvr1", "rlvr2", "rlvr3"),
-    ("super3", "data", "prep", "rl", "swe1"): _blend("swe1"),
-    ("super3", "data", "prep", "rl", "swe2"): _blend("swe2"),
-    ("super3", "data", "prep", "rl", "rlhf"): _blend("rlhf"),
-    ("super3", "rl", "rlvr"): Recipe(
-        "rl/nemo_rl/rlvr",
-        "rlvr1",
-        "RLVR stages (-c rlvr1|rlvr2|rlvr3|small|test|tiny)",
-        {"default": "rlvr1", "tiny": "tiny_hybrid"},
-    ),
-    ("super3", "rl", "swe1"): Recipe(
-        "rl/nemo_rl/swe",
-        "swe1",
-        "SWE 1: single steps of recorded agents (-c small|test|tiny)",
-        {"default": "swe1", "tiny": "tiny_hybrid_steps"},
-        only=("default", "swe1", "small", "test", "tiny"),
-    ),
-    ("super3", "rl", "swe2"): Recipe(
-        "rl/nemo_rl/swe",
-        "swe2",
-        "SWE 2: an agent in a repository (-c tiny)",
-        {"default": "swe2", "tiny": "tiny_hybrid"},
-        only=("default", "swe2", "tiny"),
-    ),
-    ("super3", "rl", "rlhf"): Recipe(
-        "rl/nemo_rl/rlhf",
-        "super3",
-        "RLHF with a generative reward model (-c small|test|tiny)",
-        {"default": "super3", "tiny": "tiny_hybrid"},
-    ),
-    ("nano3", "data", "prep", "rl"): Recipe(
-        _RL_PREP,
-        "nano3",
-        "prepare the prompts of the blend",
-        {"default": "nano3"},
-        samples=True,
-    ),
-    ("nano3", "rl"): Recipe(
-        "rl/nemo_rl/rlvr",
-        "nano3",
-        "the RLVR stage (-c nano3|nano3_genrm|test|tiny)",
-        {"default": "nano3", "tiny": "tiny_hybrid"},
-    ),
+    tuple(path.split()): recipe
+    for path, recipe in {
+        "super3 data prep rl": Recipe(PREPARATIONS, None, _ALL_BLENDS, samples=True, stages=_SUPER3_BLENDS),
+        "super3 data prep rl rlvr": _blend("rlvr1", "rlvr2", "rlvr3"),
+        "super3 data prep rl swe1": _blend("swe1"),
+        "super3 data prep rl swe2": _blend("swe2"),
+        "super3 data prep rl rlhf": _blend("rlhf"),
+        "super3 rl rlvr": _stage("rlvr", "rlvr1", "RLVR stages (-c rlvr1|rlvr2|rlvr3|small|test|tiny)"),
+        "super3 rl swe1": _stage(
+            "swe", "swe1", "SWE 1: single steps of recorded agents (-c small|test|tiny)", "tiny_hybrid_steps", _SWE1
+        ),
+        "super3 rl swe2": _stage("swe", "swe2", "SWE 2: an agent in a repository (-c tiny)", only=_SWE2),
+        "super3 rl rlhf": _stage("rlhf", "super3", "RLHF with a generative reward model (-c small|test|tiny)"),
+        "nano3 data prep rl": Recipe(_RL_PREP, "nano3", _NANO3_BLEND, {"default": "nano3"}, samples=True),
+        "nano3 rl": _stage("rlvr", "nano3", "the RLVR stage (-c nano3|nano3_genrm|test|tiny)"),
+    }.items()
 }
 _GROUPS = {
     ("steps",): "list, check and run steps; the same as `steps`",
@@ -117,21 +86,28 @@ _GROUPS = {
 }
 
 
-def parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace | None, list[str], str]:
-    """The arguments of `nemotron` as those of `steps run`; None where help was printed instead.
-
-    Returns:
-        The namespace, flags that no parser knows, and the command that was found.
-
-    Raises:
-        UsageError: there is no such command, or it takes no such argument.
-    """
-    path = _path(arguments)
-    rest = list(arguments[len(path) :])
+def parsed(args: Sequence[str]) -> tuple[argparse.Namespace | None, list[str], str]:
+    """The arguments of `nemotron` as those of `steps run` (None where help was printed instead), flags that no parser
+    knows, and the command that was found. UsageError if there is none, or it takes no such argument."""
+    path: tuple[str, ...] = ()
+    for word in args:
+        if (*path, word) not in COMMANDS and (*path, word) not in _GROUPS:
+            break
+        path = (*path, word)
+    rest = list(args[len(path) :])
     prog = " ".join(("nemotron", *path))
     recipe = COMMANDS.get(path)
     if recipe is None:
-        _help_or_refuse(path, rest, prog)
+        if rest and rest[0] not in ("-h", "--help"):
+            children = _children(path)
+            early = rest[0].startswith("-")
+            raise UsageError(
+                f"'{rest[0]}' stands before the command" if early else f"'{rest[0]}' is not a command",
+                expected=", ".join(children),
+                hints=[f"{prog} {name}" for name in nearest(rest[0], children)] or [f"{prog} --help"],
+            )
+        what = _GROUPS.get(path, "Post-training recipes as steps.")
+        Parser(prog=prog, description=what[0].upper() + what[1:], epilog=_below(path)).print_help()
         return None, [], prog
     meaning = f"{PREPARATIONS} --until {recipe.stages[-1]}" if recipe.stages else f"{recipe.target} -c {recipe.config}"
     parser = Parser(prog=prog, description=f"{recipe.summary}: `steps run {meaning}`", epilog=_below(path))
@@ -177,69 +153,16 @@ def _settle(namespace: argparse.Namespace, recipe: Recipe, path: tuple[str, ...]
         return
     if recipe.stages and given is None:
         namespace.until = namespace.until or recipe.stages[-1]
-        every = (_of_stages(word, recipe.stages) for word in namespace.words)
-        namespace.words = [PREPARATIONS, *(word for words in every for word in words)]
+        words = [PREPARATIONS]
+        for word in namespace.words:  # for the stage that it names, else for each
+            key = word.lstrip("+~")
+            sign = word[: len(word) - len(key)]
+            of_one = key.partition(".")[0] in recipe.stages
+            words += [word] if of_one else [f"{sign}{stage}.{key}" for stage in recipe.stages]
+        namespace.words = words
         return
     namespace.config = recipe.config if given is None else recipe.configs.get(given, given)
     namespace.words = [recipe.target, *namespace.words]
-
-
-def _of_stages(override: str, stages: Sequence[str]) -> list[str]:
-    """An override as the pipeline takes it: for the stage that it names, else for each."""
-    key = override.lstrip("+~")
-    sign = override[: len(override) - len(key)]
-    return [override] if key.partition(".")[0] in stages else [f"{sign}{stage}.{key}" for stage in stages]
-
-
-def respelled(hint: str, prog: str, flags: str) -> str:
-    """A hint `steps run STEP -c CONFIG ...` as the recipe whose command was given has it, with the profile's flag.
-
-    Args:
-        prog: what was typed up to the command: `nemotron super3 rl rlvr`, or `steps`.
-        flags: the profile's flag, empty for none.
-    """
-    found = re.fullmatch(r"steps run (\S+)(?: -c (\S+))?(?P<rest>( .*)?)", hint)
-    if found is None:
-        return hint
-    target, config = found[1], found[2]
-    command = hint
-    for path, recipe in COMMANDS.items():
-        name = next((theirs for theirs, ours in recipe.configs.items() if ours == config != recipe.config), config)
-        if (
-            prog.split()[1:2] == [path[0]]
-            and recipe.target == target
-            and (config == recipe.config or not recipe.only or name in recipe.only)
-        ):
-            chosen = "" if config is None or (config == recipe.config and name in (*path, path[0])) else f" -c {name}"
-            command = f"nemotron {' '.join(path)}{chosen}{found['rest']}"
-            break
-    return f"{command} {flags}".rstrip()
-
-
-def _path(arguments: Sequence[str]) -> tuple[str, ...]:
-    """The longest command that the arguments begin with."""
-    path: tuple[str, ...] = ()
-    for word in arguments:
-        if (*path, word) not in COMMANDS and (*path, word) not in _GROUPS:
-            break
-        path = (*path, word)
-    return path
-
-
-def _help_or_refuse(path: tuple[str, ...], rest: Sequence[str], prog: str) -> None:
-    children = _children(path)
-    if rest and rest[0] not in ("-h", "--help"):
-        close = nearest(rest[0], children)
-        raise UsageError(
-            f"'{rest[0]}' is not a command"
-            if not rest[0].startswith("-")
-            else f"'{rest[0]}' stands before the command",
-            expected=", ".join(children),
-            hints=tuple(f"{prog} {name}" for name in close) or (f"{prog} --help",),
-        )
-    what = _GROUPS.get(path, "Post-training recipes as steps.")
-    parser = Parser(prog=prog, description=what[0].upper() + what[1:], epilog=_below(path))
-    parser.print_help()
 
 
 def _children(path: tuple[str, ...]) -> list[str]:

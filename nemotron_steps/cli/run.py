@@ -28,108 +28,97 @@ if TYPE_CHECKING:
     import argparse
 
     from nemotron_steps.config.profiles import Profile
-    from nemotron_steps.manifest.registry import Registry
     from nemotron_steps.resolver.plan import Plan
     from nemotron_steps.runs.context import Listener, Record
-    from nemotron_steps.runs.execute import RunResult, StepResult
-    from nemotron_steps.runs.report.seed_stats import Table
+    from nemotron_steps.runs.execute import RunResult
     from nemotron_steps.runs.run_folder import RunInfo
 
 _COLORS = {"good": "green", "bad": "red", "same": "dim"}
 """Of a change."""
 
 
-def plan(arguments: argparse.Namespace) -> int:
+def plan(args: argparse.Namespace) -> int:
     """`steps plan`."""
-    session = Session(arguments.home)
-    request = session.settled(request_of(arguments))
+    session = Session(args.home)
+    request = session.settled(request_of(args))
     profile = session.profile_of(request)
     if profile is not None:
         os.environ.update(profile.variables_here)
-    _refuse_accept(arguments, forgets=arguments.force)
-    found = plan_run(session, request, force=arguments.force, accept=arguments.accept)
+    _refuse_accept(args, forgets=args.force)
+    found = plan_run(session, request, force=args.force, accept=args.accept)
     session.job_profile(request, found)
-    if arguments.as_json:
-        print_json(plan_fields(found))
-    else:
-        show_plan(found, request, Terminal.of(), why=arguments.why)
-        show_needs(found, request, Terminal.of())
+    if args.as_json:
+        return print_json(plan_fields(found))
+    show_plan(found, request, Terminal.of(), why=args.why)
+    show_needs(found, request, Terminal.of())
     return 0
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """`steps run`."""
-    if arguments.run is not None and arguments.batch is not None:
+    if args.run is not None and args.batch is not None:
         raise UsageError(
             "-r runs attached and -b detached: give one of them",
-            where=f"-r {arguments.run} -b {arguments.batch}",
-            hints=(f"-r {arguments.run}", f"-b {arguments.batch}"),
+            where=f"-r {args.run} -b {args.batch}",
+            hints=(f"-r {args.run}", f"-b {args.batch}"),
         )
-    session = Session(arguments.home, in_job=inside_job(arguments.resume))
-    if arguments.prog != "steps":
-        from nemotron_steps.cli.recipes import respelled
-
-        flag = f"--run {arguments.run}" if arguments.run else f"--batch {arguments.batch}" if arguments.batch else ""
-        session.respell = partial(respelled, prog=arguments.prog, flags=flag)
-    request = session.settled(_request(arguments, session))
-    profile = session.profile_of(request, allow_unfilled=arguments.dry_run)
-    if arguments.force_squash and profile is None:
+    session = Session(args.home, in_job=inside_job(args.resume))
+    request = session.settled(_request(args, session))
+    profile = session.profile_of(request, allow_unfilled=args.dry_run)
+    if args.force_squash and profile is None:
         raise UsageError("--force-squash rebuilds the container of a profile", hints=("add -r PROFILE or -b PROFILE",))
-    if arguments.force_squash and profile is not None and profile.on_this_machine:
+    if args.force_squash and profile is not None and profile.on_this_machine:
         raise UsageError("--force-squash has nothing to rebuild: executor 'local' uses no container")
     if profile is not None:
         os.environ.update(profile.variables_here)
-    _refuse_accept(arguments, forgets=arguments.dry_run or arguments.force)
-    if arguments.dry_run:
-        return _dry_run(arguments, session, request)
-    if profile is not None and not (profile.runs_here and arguments.batch is None):
-        return _submit(arguments, session, request, profile)
-    terminal = None if arguments.as_json else Terminal.of()
-    with stdout_to_stderr() if arguments.as_json else nullcontext():
+    _refuse_accept(args, forgets=args.dry_run or args.force)
+    if args.dry_run:
+        return _dry_run(args, session, request)
+    if profile is not None and not (profile.runs_here and args.batch is None):
+        return _submit(args, session, request, profile)
+    out = None if args.as_json else Terminal.of()
+    with stdout_to_stderr() if args.as_json else nullcontext():
         result, found = run_here(
             session,
             request,
-            force=arguments.force,
-            resume=arguments.resume,
-            accept=arguments.accept,
-            display=partial(shown, request, terminal),
+            force=args.force,
+            resume=args.resume,
+            accept=args.accept,
+            display=partial(shown, request, out),
         )
-    if terminal is None:
-        print_json(result_fields(result))
-    else:
-        show_result(result, found, session.registry, terminal)
+    if out is None:
+        return print_json(result_fields(result))
+    show_result(result, found, out)
     return 0
 
 
-def _request(arguments: argparse.Namespace, session: Session) -> RunRequest:
+def _request(args: argparse.Namespace, session: Session) -> RunRequest:
     """The request as typed, or, for `--resume RUN` alone, as that run was asked for."""
-    if arguments.words or not arguments.resume:
-        return request_of(arguments)
-    profile = arguments.run or arguments.batch
-    request = request_of_run(session, arguments.resume, profile=profile, ignore_checks=arguments.ignore_checks)
-    if arguments.config or arguments.input or arguments.first or arguments.until or arguments.over:
+    if args.words or not args.resume:
+        return request_of(args)
+    profile = args.run or args.batch
+    request = request_of_run(session, args.resume, profile=profile, ignore_checks=args.ignore_checks)
+    if args.config or args.input or args.first or args.until or args.over:
         raise UsageError("--resume RUN alone goes on with what that run was asked for; name the steps to change it")
     return request
 
 
-def _refuse_accept(arguments: argparse.Namespace, *, forgets: bool) -> None:
-    """UsageError for `--accept` beside what forgets it."""
-    if arguments.accept and forgets:
+def _refuse_accept(args: argparse.Namespace, *, forgets: bool) -> None:
+    if args.accept and forgets:
         raise UsageError(
             "--accept records that a result is taken: --dry-run records nothing, and --force makes it anew",
-            where=f"--accept {arguments.accept[0]}",
+            where=f"--accept {args.accept[0]}",
             hints=("leave out --accept, or --dry-run and --force; `steps plan` shows what --accept would take",),
         )
 
 
-def _dry_run(arguments: argparse.Namespace, session: Session, request: RunRequest) -> int:
-    """`steps run --dry-run`: the merged config of every step asked for, the profile, the plan, what it still lacks.
+def _dry_run(args: argparse.Namespace, session: Session, request: RunRequest) -> int:
+    """`steps run --dry-run`, redacted. Inputs that are not given, or not here, are not a mistake yet."""
+    import yaml
 
-    All of it redacted. Inputs that are not given, or not here, are not a mistake yet.
-    """
     from nemotron_steps.config.profiles import NoImageError
 
-    found = plan_run(session, request, force=arguments.force, resume=arguments.resume, allow_unfilled=True)
+    found = plan_run(session, request, force=args.force, resume=args.resume, allow_unfilled=True)
     try:
         profile = session.job_profile(request, found)
     except NoImageError as lacking:
@@ -137,84 +126,72 @@ def _dry_run(arguments: argparse.Namespace, session: Session, request: RunReques
     else:
         try:
             if profile is not None:
-                checked_launch(session, request, found, profile, "RUN", force_squash=arguments.force_squash)
+                checked_launch(session, request, found, profile, "RUN", force_squash=args.force_squash)
         except RequestError as refused:
             found = replace(found, unfilled=(*found.unfilled, refused))
-    if arguments.as_json:
+    configs = {step.key: redact(dict(step.config)) for step in found.steps}
+    if args.as_json:
         fields = plan_fields(found)
-        fields["configs"] = {step.key: redact(dict(step.config)) for step in found.steps}
+        fields["configs"] = configs
         fields["unfilled"] = [problem.to_dict() for problem in found.unfilled]
         fields["profile"] = None if profile is None else {"name": request.profile, **profile.shown()}
-        print_json(fields)
-        return 0
-    terminal = Terminal.of()
-    for key in found.goals:
-        step = found.step(key)
-        terminal.print(terminal.style(f"# {key}, config {step.config_name or 'default'}", "dim"))
-        terminal.print(_yaml_text(redact(dict(step.config))))
+        return print_json(fields)
+    out = Terminal.of()
+    shown = {f"{key}, config {found.step(key).config_name or 'default'}": configs[key] for key in found.goals}
     if profile is not None:
-        terminal.print(terminal.style(f"# profile {request.profile}", "dim"))
-        terminal.print(_yaml_text(profile.shown()))
-    show_plan(found, request, terminal)
-    show_needs(found, request, terminal)
-    show_unfilled(found, terminal)
+        shown[f"profile {request.profile}"] = profile.shown()
+    dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    for title, values in shown.items():
+        out.print(out.style(f"# {title}", "dim"))
+        out.print(yaml.dump(values, Dumper=dumper, sort_keys=False, allow_unicode=True, width=110))
+    show_plan(found, request, out)
+    show_needs(found, request, out)
+    show_unfilled(found, out)
     return 0
 
 
-def _yaml_text(values: Any) -> str:
-    """Plain values as YAML, in the order they have."""
-    import yaml
-
-    dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    text: str = yaml.dump(
-        values, Dumper=dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=110
-    )
-    return text
-
-
-def _submit(arguments: argparse.Namespace, session: Session, request: RunRequest, profile: Profile) -> int:
+def _submit(args: argparse.Namespace, session: Session, request: RunRequest, profile: Profile) -> int:
     """Submit the run; with `-r` follow its log to the end, with `-b` return at once."""
-    terminal = Terminal.of()
-    attached = arguments.batch is None
+    out = Terminal.of()
+    attached, as_json = args.batch is None, args.as_json
     info, profile = submit(
         session,
         request,
         profile,
-        force=arguments.force,
-        resume=arguments.resume,
+        force=args.force,
+        resume=args.resume,
         attached=attached,
-        force_squash=arguments.force_squash,
-        accept=arguments.accept,
-        show=(lambda found: None) if arguments.as_json else partial(show_to_submit, request, terminal),
+        force_squash=args.force_squash,
+        accept=args.accept,
+        show=(lambda found: None) if as_json else partial(show_to_submit, request, out),
     )
-    if not arguments.as_json:
-        show_job(info, profile, terminal)
+    if not as_json:
+        show_job(info, profile, out)
     if attached:
-        info = follow_attached(session.store, info, (lambda text: None) if arguments.as_json else write_log)
-    if arguments.as_json:
+        info = follow_attached(session.store, info, (lambda text: None) if as_json else write_log)
+    if as_json:
         job = {"run": info.id, "executor": info.executor, "job": info.job}
-        print_json(info.to_dict() if attached else job)
-        return 0
-    terminal.print()
+        return print_json(info.to_dict() if attached else job)
+    out.print()
     for command in ("status {}", "report {}") if attached else ("logs {} -f", "status {}", "cancel {}"):
-        terminal.print(f"  {terminal.style('steps ' + command.format(info.id), 'cyan')}")
+        out.print(f"  {out.style('steps ' + command.format(info.id), 'cyan')}")
     return 0
 
 
-def show_to_submit(request: RunRequest, terminal: Terminal, found: Plan) -> None:
+def show_to_submit(request: RunRequest, out: Terminal, found: Plan) -> None:
     """A plan that is about to be handed over."""
-    show_plan(found, request, terminal)
-    show_needs(found, request, terminal)
-    terminal.print()
+    show_plan(found, request, out)
+    show_needs(found, request, out)
+    out.print()
 
 
-def show_job(info: RunInfo, profile: Profile, terminal: Terminal) -> None:
+def show_job(info: RunInfo, profile: Profile, out: Terminal) -> None:
     """The job that a run became."""
     gpus = f", GPUs per node: {profile.gpus_per_node}" if profile.gpus_per_node else ""
     image = getattr(profile, "container_image", None)
     size = f"{profile.nodes} node{'s' if profile.nodes > 1 else ''}{gpus}{f', image {image}' if image else ''}"
     job = f"{info.executor} job {info.job}: {size}"
-    terminal.print(f"submitted as {terminal.style(info.id, 'bold')} ({printable(job)})")
+    out.print(f"submitted as {out.style(info.id, 'bold')} ({printable(job)})")
 
 
 def write_log(text: str) -> None:
@@ -224,32 +201,26 @@ def write_log(text: str) -> None:
 
 
 @contextmanager
-def shown(request: RunRequest, terminal: Terminal | None, found: Plan) -> Iterator[Listener | None]:
+def shown(request: RunRequest, out: Terminal | None, found: Plan) -> Iterator[Listener | None]:
     """The plan, then the progress of its run; None shows nothing."""
-    if terminal is None:
+    if out is None:
         yield None
         return
     from nemotron_steps.cli.watch import open_display
 
-    show_plan(found, request, terminal)
-    terminal.print()
-    display = open_display(terminal, found)
-    is_dark = False
+    show_plan(found, request, out)
+    out.print()
+    display = open_display(out, found)
 
     def draw(record: Record) -> None:
-        nonlocal is_dark
-        try:
-            if not is_dark:
-                display(record)
-        except OSError:  # a terminal that is gone, a full disk: the run goes on
-            is_dark = True
+        with suppress(OSError):  # a terminal that is gone, a full disk: the run goes on
+            display(record)
 
     try:
         yield draw
     finally:
         with suppress(OSError):
-            if not is_dark:
-                display.close()
+            display.close()
 
 
 @contextmanager
@@ -259,21 +230,28 @@ def stdout_to_stderr() -> Iterator[None]:
     try:
         own = sys.stdout.fileno()
     except (OSError, ValueError):  # a stream without a descriptor, as in tests
-        own = -1
-    kept = os.dup(own) if own >= 0 else -1
+        with redirect_stdout(sys.stderr):
+            yield
+        return
+    kept = os.dup(own)
     try:
-        if own >= 0:
-            os.dup2(sys.stderr.fileno(), own)
+        os.dup2(sys.stderr.fileno(), own)
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        if own >= 0:
-            os.dup2(kept, own)
-            os.close(kept)
+        os.dup2(kept, own)
+        os.close(kept)
 
 
 def result_fields(result: RunResult) -> dict[str, Any]:
     """A finished run as JSON fields."""
+    steps = []
+    for step in result.steps:
+        made = step.outputs.items()
+        outputs = {port: {"ref": each.ref, "type": each.type, "path": str(each.path)} for port, each in made}
+        fields = {"key": step.key, "step": step.step_id, "state": step.state, "seconds": step.seconds}
+        hints = [hint.to_dict() for hint in step.hints]
+        steps.append({**fields, "outputs": outputs, "summary": dict(step.summary), "hints": hints})
     return {
         "run": result.id,
         "folder": str(result.folder),
@@ -283,25 +261,11 @@ def result_fields(result: RunResult) -> dict[str, Any]:
             title: {row: {name: cell.to_dict() for name, cell in cells.items()} for row, cells in table.items()}
             for title, table in result.spreads.items()
         },
-        "steps": [
-            {
-                "key": step.key,
-                "step": step.step_id,
-                "state": step.state,
-                "seconds": step.seconds,
-                "outputs": {
-                    port: {"ref": artifact.ref, "type": artifact.type, "path": str(artifact.path)}
-                    for port, artifact in step.outputs.items()
-                },
-                "summary": dict(step.summary),
-                "hints": [hint.to_dict() for hint in step.hints],
-            }
-            for step in result.steps
-        ],
+        "steps": steps,
     }
 
 
-def show_result(result: RunResult, plan: Plan, registry: Registry, terminal: Terminal) -> None:
+def show_result(result: RunResult, plan: Plan, out: Terminal) -> None:
     """Print the end of a run."""
     ran = sum(step.state == "ran" for step in result.steps)
     cached = len(result.steps) - ran
@@ -311,116 +275,70 @@ def show_result(result: RunResult, plan: Plan, registry: Registry, terminal: Ter
     else:
         counts = f"{ran} ran" + (f", {cached} cached" if cached else "")
         head = f"done in {duration(result.seconds)}  ({counts})"
-        terminal.print()
-    terminal.print(f"{terminal.style('✓', 'green', 'bold')} {terminal.style(head, 'bold')}")
+        out.print()
+    out.print(f"{out.style('✓', 'green', 'bold')} {out.style(head, 'bold')}")
     goals = [result.step(key) for key in plan.goals]
     others = [step for step in result.steps if step.state == "ran" and step.key not in plan.goals]
     for step in [*others, *goals]:
-        _show_summary(step, terminal)
-    show_spreads(result.spreads, terminal)
-    _show_hints(result, terminal)
-    _show_places(result, goals, terminal)
-    _show_next(result, goals[-1], registry, terminal)
+        if step.summary:
+            out.print(f"\n  {out.style(step.key, 'bold')}")
+            show_values(step.summary, out)
+    for title, table in result.spreads.items():  # of a fan-out: mean ± spread over seeds
+        cells = as_text(table)
+        columns = columns_of(cells)
+        rows = [[row, *(each.get(column, "") for column in columns)] for row, each in cells.items()]
+        titles = [out.style(printable(text).replace("_", " "), "dim") for text in ("", *columns)]
+        out.print(f"\n  {out.style(printable(title), 'bold')}  {out.style(MEANING, 'dim')}")
+        out.table([titles, *([printable(cell) for cell in row] for row in rows)], indent=4, flexible=0)
+    hints = [hint for step in result.steps for hint in step.hints]
+    if hints:
+        out.print()
+    for hint in hints:
+        out.print(f"  {out.style('▲ ' + printable(hint.because), 'yellow')}")
+        out.wrap(printable(hint.advice), indent=4)
+        if hint.overrides:
+            out.print(f"    {out.style(' '.join(hint.overrides), 'cyan')}")
+    made = [(port, artifact) for step in goals for port, artifact in step.outputs.items()]
+    width = max(len(port) for port in ("run's report", *dict(made)))  # an evaluation makes a `report` of its own
+    out.print()
+    for port, artifact in made:
+        out.print(f"  {out.style(port.ljust(width), 'dim')}  {artifact.ref}")
+        out.print(f"  {' ' * width}  {out.style(shown_path(artifact.path), 'dim')}")
+    report = result.folder / "report.html"
+    places = {"run's report": shown_path(report)} if report.is_file() else {}
+    for label, place in {**places, "run": result.id}.items():
+        out.print(f"  {out.style(label.ljust(width), 'dim')}  {place}")
+    if goals[-1].outputs:
+        out.print(f"\n  {out.style('next', 'dim')}")
+    for artifact in goals[-1].outputs.values():
+        for command in (f"steps artifacts lineage {artifact.ref}", f"steps list --consumes {artifact.type}"):
+            out.print(f"    {out.style(command, 'cyan')}")
 
 
-def show_values(values: Mapping[str, Any], terminal: Terminal) -> None:
+def show_values(values: Mapping[str, Any], out: Terminal) -> None:
     """A step's summary: its tables each below the rest."""
-    terminal.table(
-        summary_rows({name: value for name, value in values.items() if not is_table(value)}, terminal), indent=4
-    )
+    out.table(summary_rows({name: value for name, value in values.items() if not is_table(value)}, out), indent=4)
     for name, table in values.items():
         if is_table(table):
             columns = columns_of(table)
             head = [f"{name.replace('_', ' ')}", *columns]
             body = [[row, *(number(cells[c]) if c in cells else "" for c in columns)] for row, cells in table.items()]
-            terminal.table([[terminal.style(printable(text), "dim") for text in head], *body], indent=4, flexible=0)
+            out.table([[out.style(printable(text), "dim") for text in head], *body], indent=4, flexible=0)
 
 
-def show_spreads(tables: Mapping[str, Table], terminal: Terminal) -> None:
-    """What a fan-out came to: mean ± spread over seeds."""
-    for title, table in tables.items():
-        shown = as_text(table)
-        columns = columns_of(shown)
-        rows = [[row, *(cells.get(column, "") for column in columns)] for row, cells in shown.items()]
-        head = [terminal.style(printable(text).replace("_", " "), "dim") for text in ("", *columns)]
-        terminal.print()
-        terminal.print(f"  {terminal.style(printable(title), 'bold')}  {terminal.style(MEANING, 'dim')}")
-        terminal.table([head, *([printable(cell) for cell in row] for row in rows)], indent=4, flexible=0)
-
-
-def summary_rows(values: Mapping[str, Any], terminal: Terminal) -> list[list[str]]:
+def summary_rows(values: Mapping[str, Any], out: Terminal) -> list[list[str]]:
     """One row per value of a summary: name, value or before → after, and the change."""
     rows = []
     for name, value in values.items():
-        label = terminal.style(printable(str(name)).replace("_", " "), "dim")
+        label = out.style(printable(str(name)).replace("_", " "), "dim")
         if is_change(value):
             difference, verdict = compared(str(name), value)
-            row = [label, f"{number(value['before'])} → {terminal.style(number(value['after']), 'bold')}"]
+            row = [label, f"{number(value['before'])} → {out.style(number(value['after']), 'bold')}"]
             if difference:
-                row.append(terminal.style(difference, _COLORS[verdict]) if verdict else difference)
+                row.append(out.style(difference, _COLORS[verdict]) if verdict else difference)
             rows.append(row)
         elif isinstance(value, Mapping | list | tuple):
             rows.append([label, printable(values_of(value))])
         else:
             rows.append([label, printable(number(value))])
     return rows
-
-
-def _show_summary(step: StepResult, terminal: Terminal) -> None:
-    if not step.summary:
-        return
-    terminal.print()
-    terminal.print(f"  {terminal.style(step.key, 'bold')}")
-    show_values(step.summary, terminal)
-
-
-def _show_hints(result: RunResult, terminal: Terminal) -> None:
-    hints = [hint for step in result.steps for hint in step.hints]
-    if hints:
-        terminal.print()
-    for hint in hints:
-        terminal.print(f"  {terminal.style('▲ ' + printable(hint.because), 'yellow')}")
-        terminal.wrap(printable(hint.advice), indent=4)
-        if hint.overrides:
-            terminal.print(f"    {terminal.style(' '.join(hint.overrides), 'cyan')}")
-
-
-def _show_places(result: RunResult, goals: list[StepResult], terminal: Terminal) -> None:
-    rows = [(port, artifact.ref, artifact.path) for step in goals for port, artifact in step.outputs.items()]
-    label = "run's report"  # an evaluation produces a `report` of its own
-    width = max([len(port) for port, _, _ in rows] + [len(label)])
-    terminal.print()
-    for port, ref, path in rows:
-        terminal.print(f"  {terminal.style(port.ljust(width), 'dim')}  {ref}")
-        terminal.print(f"  {' ' * width}  {terminal.style(shown_path(path), 'dim')}")
-    report = result.folder / "report.html"
-    if report.is_file():
-        terminal.print(f"  {terminal.style(label.ljust(width), 'dim')}  {shown_path(report)}")
-    terminal.print(f"  {terminal.style('run'.ljust(width), 'dim')}  {result.id}")
-
-
-def _show_next(result: RunResult, last: StepResult, registry: Registry, terminal: Terminal) -> None:
-    """At most three commands: evaluations and conversions of what was made, with every input that they need."""
-    done = {step.step_id for step in result.steps}
-    made = [artifact for step in result.steps for artifact in step.outputs.values()]
-    commands = []
-    for step_id, manifest in registry.steps.items():
-        if step_id in done or manifest.step.entry is None or manifest.step.category not in ("eval", "convert"):
-            continue
-        fed = {}
-        for port in manifest.consumes:
-            fitting = [each.ref for each in made if registry.types.is_a(each.type, port.type)]
-            if port.required and fitting:
-                fed[port.name] = fitting[-1]
-        reads_last = {artifact.ref for artifact in last.outputs.values()} & {*fed.values()}
-        # A command that would only ask for more inputs is left out.
-        if reads_last and all(port.name in fed for port in manifest.consumes if port.required):
-            inputs = " ".join(f"--input {name}={ref}" for name, ref in fed.items())
-            commands.append(f"steps run {step_id} {inputs}")
-    commands = sorted(commands, key=lambda command: not command.startswith("steps run eval"))[:2]
-    commands += [f"steps artifacts lineage {artifact.ref}" for artifact in last.outputs.values()]
-    if commands:
-        terminal.print()
-        terminal.print(f"  {terminal.style('next', 'dim')}")
-    for command in commands[:3]:
-        terminal.print(f"    {terminal.style(command, 'cyan')}")

@@ -27,116 +27,53 @@ if TYPE_CHECKING:
 _TEMPLATES = Path(__file__).parent / "templates"
 _STEP_ID = re.compile(r"[a-z0-9][a-z0-9_.-]*(/[a-z0-9][a-z0-9_.-]*)*")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_DEFAULT_FOLDER = "steps_pack"
+
+
+_PACKS = "nemotron_steps.packs"
+_PLACES = {
+    "manifest.toml": "@package@/pack/manifests/@name@.toml",
+    "default.yaml": "@package@/pack/configs/@name@/default.yaml",
+    "tiny.yaml": "@package@/pack/configs/@name@/tiny.yaml",
+    "types.toml": "@package@/pack/manifests/@name@/types.toml",
+    "pipeline.toml": "@package@/pack/manifests/pipelines/@name@.toml",
+    "module.py": "@package@/@module@.py",
+    "test.py": "tests/test_@module@.py",
+    "rows.jsonl": "tests/@module@_rows.jsonl",
+}
+"""Template → path in the package."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What `steps new` can write.
+    """What `steps new` can write: a command to paste once it is installed, and what announces it."""
 
-    Attributes:
-        files: path in the package → template.
-        group, value: the entry point that announces it.
-        try_it: a command to paste once it is installed.
-    """
-
-    files: Mapping[str, str]
-    group: str = "nemotron_steps.packs"
-    point: str = "@package@"
-    value: str = "@package@:pack"
-    try_it: str = ""
+    try_it: str
+    group: str = _PACKS
     suffix: str = ""
 
 
 KINDS: Mapping[str, Kind] = {
-    "step": Kind(
-        {
-            "@package@/pack/manifests/@name@.toml": "step/manifest.toml",
-            "@package@/pack/configs/@name@/default.yaml": "step/default.yaml",
-            "@package@/pack/configs/@name@/tiny.yaml": "step/tiny.yaml",
-            "@package@/@module@.py": "step/module.py",
-            "tests/test_@module@.py": "step/test.py",
-        },
-        try_it="steps run @name@ --input rows=FILE.jsonl",
-        suffix="Config",
-    ),
-    "environment": Kind(
-        {
-            "@package@/@module@.py": "environment/module.py",
-            "tests/test_@module@.py": "environment/test.py",
-            "tests/@module@_rows.jsonl": "environment/rows.jsonl",
-        },
-        group="nemotron_steps.environments",
-        point="@name@",
-        value="@package@.@module@:@class_name@",
-        try_it="steps env show @name@",
-    ),
-    "executor": Kind(
-        {"@package@/@module@.py": "executor/module.py", "tests/test_@module@.py": "executor/test.py"},
-        group="nemotron_steps.executors",
-        point="@name@",
-        value="@package@.@module@:@class_name@",
-        try_it="steps run STEP -b PROFILE   # of env.toml, with executor = '@name@'",
-    ),
-    "type": Kind(
-        {
-            "@package@/pack/manifests/@name@/types.toml": "type/types.toml",
-            "@package@/@module@.py": "type/module.py",
-            "tests/test_@module@.py": "type/test.py",
-        },
-        try_it="steps artifacts add PATH --type @name@",
-    ),
-    "pipeline": Kind(
-        {
-            "@package@/pack/manifests/pipelines/@name@.toml": "pipeline/pipeline.toml",
-            "tests/test_@module@.py": "pipeline/test.py",
-        },
-        try_it="steps plan @name@ -c tiny",
-    ),
+    "step": Kind("steps run @name@ --input rows=FILE.jsonl", suffix="Config"),
+    "environment": Kind("steps env show @name@", "nemotron_steps.environments"),
+    "executor": Kind("steps run STEP -b PROFILE   # of env.toml, with executor = '@name@'", "nemotron_steps.executors"),
+    "type": Kind("steps artifacts add PATH --type @name@"),
+    "pipeline": Kind("steps plan @name@ -c tiny"),
 }
 
 
-def new(arguments: argparse.Namespace) -> int:
+def new(args: argparse.Namespace) -> int:
     """`steps new`."""
-    kind, name = _kind_and_name(arguments.what)
-    _require_name(kind, name)
-    root = Path(arguments.into or _DEFAULT_FOLDER)
-    _require_free(kind, name, root)
-    written = write(root, kind, name)
-    if arguments.as_json:
-        return print_json({kind: name, "pack": str(root), "files": [str(path) for path in written]})
-    terminal = Terminal.of()
-    terminal.print(f"{terminal.style(name, 'bold')} in {shown_path(root)}")
-    for path in written:
-        terminal.print(f"  {terminal.style('+', 'green')} {path.relative_to(root)}")
-    terminal.print()
-    install = shown_path(root) if str(root).startswith(("/", ".")) else f"./{shown_path(root)}"
-    for command, purpose in (
-        (f"pip install -e '{install}[test]'", f"makes the {kind} known everywhere"),
-        (f"pytest {shown_path(root)}", "runs its checks"),
-        *([(f"steps show {name}", "")] if kind == "step" else []),
-        (_filled(KINDS[kind].try_it, _fields(kind, name, root)), ""),
-    ):
-        comment = terminal.style(f"   # {purpose}", "dim") if purpose else ""
-        terminal.print(f"  {terminal.style(command, 'cyan')}{comment}")
-    return 0
-
-
-def _kind_and_name(words: list[str]) -> tuple[str, str]:
-    """A name alone is a step's."""
+    words = args.what
     if len(words) == 1 and words[0] not in KINDS:
-        return "step", words[0]
-    if len(words) == 2 and words[0] in KINDS:
-        return words[0], words[1]
-    raise UsageError(
-        "say what to write, and its name",
-        expected=f"steps new [{'|'.join(KINDS)}] NAME",
-        found=" ".join(words),
-        hints=("steps new step acme/filter_prompts", "steps new environment acme_lookup"),
-    )
-
-
-def _require_name(kind: str, name: str) -> None:
+        words = ["step", *words]
+    if len(words) != 2 or words[0] not in KINDS:
+        raise UsageError(
+            "say what to write, and its name",
+            expected=f"steps new [{'|'.join(KINDS)}] NAME",
+            found=" ".join(words),
+            hints=("steps new step acme/filter_prompts", "steps new environment acme_lookup"),
+        )
+    kind, name = words
     if kind == "step" and not _STEP_ID.fullmatch(name):
         raise RequestError(
             f"'{name}' is not a step id",
@@ -145,10 +82,35 @@ def _require_name(kind: str, name: str) -> None:
         )
     if kind != "step" and not _NAME.fullmatch(name):
         raise RequestError(
-            f"'{name}' cannot name {'an' if kind[0] in 'aeio' else 'a'} {kind}",
+            f"'{name}' cannot name {_a(kind)}",
             expected="lower-case letters, digits and _",
             hints=(f"steps new {kind} {_identifier(name)}",),
         )
+    root = Path(args.into or "steps_pack")
+    _require_free(kind, name, root)
+    written = write(root, kind, name)
+    if args.as_json:
+        return print_json({kind: name, "pack": str(root), "files": [str(path) for path in written]})
+    out = Terminal.of()
+    place = shown_path(root)
+    out.print(f"{out.style(name, 'bold')} in {place}")
+    for path in written:
+        out.print(f"  {out.style('+', 'green')} {path.relative_to(root)}")
+    install = place if str(root).startswith(("/", ".")) else f"./{place}"
+    commands = {
+        f"pip install -e '{install}[test]'": f"   # makes the {kind} known everywhere",
+        f"pytest {place}": "   # runs its checks",
+        **({f"steps show {name}": ""} if kind == "step" else {}),
+        _filled(KINDS[kind].try_it, _fields(kind, name, root)): "",
+    }
+    out.print()
+    for command, comment in commands.items():
+        out.print(f"  {out.style(command, 'cyan')}{out.style(comment, 'dim')}")
+    return 0
+
+
+def _a(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeio' else 'a'} {kind}"
 
 
 def _require_free(kind: str, name: str, root: Path) -> None:
@@ -164,16 +126,15 @@ def _require_free(kind: str, name: str, root: Path) -> None:
         where = "an installed executor" if name in executor_names() else None
     else:
         index = load_index()
-        if kind == "step":
-            where = next((row.file for row in index.steps if row.id == name), None)
-        elif kind == "pipeline":
-            where = next((row.file for row in index.pipelines if row.name == name), None)
-        elif name in index.types:
-            where = index.types.types[name].where
+        taken = {
+            "step": {row.id: row.file for row in index.steps},
+            "pipeline": {row.name: row.file for row in index.pipelines},
+            "type": {each: declared.where for each, declared in index.types.types.items()},
+        }
+        where = taken[kind].get(name)
     if where is not None and root.resolve() not in Path(where).resolve().parents:
-        article = "an" if kind[0] in "aeio" else "a"
         raise RequestError(
-            f"there is {article} {kind} '{name}' already",
+            f"there is {_a(kind)} '{name}' already",
             where=where,
             expected="a name of its own",
             hints=(f"steps new {kind} {name}_mine",),
@@ -181,11 +142,7 @@ def _require_free(kind: str, name: str, root: Path) -> None:
 
 
 def write(root: Path, kind: str, name: str) -> list[Path]:
-    """Write one thing into the package at `root`, making the package if it is not there. Returns the new files.
-
-    Raises:
-        RequestError: the package has that already, or the folder is something else.
-    """
+    """Write one thing into the package at `root`, making the package if it is not there. Returns the new files."""
     fields = _fields(kind, name, root)
     pyproject = root / "pyproject.toml"
     if root.exists() and any(root.iterdir()) and not pyproject.is_file():
@@ -194,30 +151,30 @@ def write(root: Path, kind: str, name: str) -> list[Path]:
             expected="a new folder, or one that `steps new` made",
             hints=(f"steps new {kind} {name} --into OTHER",),
         )
-    files = {root / _filled(path, fields): template for path, template in KINDS[kind].files.items()}
+    templates = sorted((_TEMPLATES / kind).glob("*.tmpl"))
+    files = {root / _filled(_PLACES[each.stem], fields): each for each in templates}
     taken = [path for path in files if path.exists()]
     if taken:
         raise RequestError(f"this would overwrite '{taken[0]}'", hints=("choose another name or folder",))
-    shared = {pyproject: "pyproject.toml", root / fields["package"] / "__init__.py": ""}
+    shared = {pyproject: _TEMPLATES / "pyproject.toml.tmpl", root / fields["package"] / "__init__.py": None}
     written = []
     for path, template in {**shared, **files}.items():
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            text = (_TEMPLATES / f"{template}.tmpl").read_text("utf-8") if template else '"""A pack."""\n'
+            text = template.read_text("utf-8") if template is not None else '"""A pack."""\n'
             path.write_text(_filled(text, fields), encoding="utf-8")
             written.append(path)
-    group, point, value = (_filled(text, fields) for text in (KINDS[kind].group, KINDS[kind].point, KINDS[kind].value))
+    group, package = KINDS[kind].group, fields["package"]
+    point = (package, f"{package}:pack")
+    if group != _PACKS:
+        point = (name, f"{package}.{fields['module']}:{fields['class_name']}")
     text = pyproject.read_text("utf-8")
-    pyproject.write_text(with_entry_point(text, group, point, value), encoding="utf-8")
+    pyproject.write_text(with_entry_point(text, group, *point), encoding="utf-8")
     return written
 
 
 def with_entry_point(text: str, group: str, name: str, value: str) -> str:
-    """The text of a pyproject.toml with an entry point in it, at the end of its group where there is one.
-
-    Raises:
-        RequestError: the group announces another thing by that name.
-    """
+    """The text of a pyproject.toml with an entry point in it, at the begin of its group where there is one."""
     known = tomllib.loads(text).get("project", {}).get("entry-points", {}).get(group, {})
     if name in known:
         if known[name] != value:

@@ -11,55 +11,28 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TextIO
 from unicodedata import east_asian_width
 
 from nemotron_steps.runs import log_format
 
-_CODES = {
-    "bold": "1",
-    "dim": "2",
-    "italic": "3",
-    "red": "31",
-    "green": "32",
-    "yellow": "33",
-    "blue": "34",
-    "magenta": "35",
-    "cyan": "36",
-}
+_CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
-_ASCII = {
-    "→": "->",
-    "├── ": "|-- ",
-    "└── ": "`-- ",
-    "│   ": "|   ",
-    "…": "...",
-    "·": "-",
-    "✓": "ok",
-    "✗": "x",
-    "●": "*",
-    "○": "o",
-    "▲": "!",
-    "−": "-",
-}
+_ASCII = {"→": "->", "├── ": "|-- ", "└── ": "`-- ", "│   ": "|   ", "…": "...", "·": "-", "✓": "ok", "✗": "x"}
+_ASCII |= {"●": "*", "○": "o", "▲": "!", "−": "-"}
 """What a terminal without UTF-8 gets instead."""
 
 
 @dataclass
 class Terminal:
-    """Where text goes, and how it may look.
-
-    Attributes:
-        stream: stdout or stderr.
-        color: whether escapes are written.
-        width: columns to fit into; None for a pipe: no limit.
-    """
+    """Where text goes, and how it may look."""
 
     stream: TextIO
     color: bool
     width: int | None
-    unicode: bool = field(default=True)
+    """Columns to fit into; None for a pipe: no limit."""
+    unicode: bool = True
 
     @staticmethod
     def of(stream: TextIO | None = None) -> Terminal:
@@ -80,7 +53,7 @@ class Terminal:
         """`text` in a style (`bold`, `dim`, `cyan`, ...), or unchanged where there is no colour."""
         if not self.color or not names or not text:
             return text
-        return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"
+        return f"\x1b[{';'.join(str(_CODES[name]) for name in names)}m{text}\x1b[0m"
 
     def print(self, text: str = "") -> None:
         """Write one or more lines."""
@@ -91,22 +64,11 @@ class Terminal:
         self.stream.write(text + "\n")
 
     def table(
-        self,
-        rows: Iterable[Sequence[str]],
-        *,
-        indent: int = 0,
-        gap: int = 2,
-        flexible: int = -1,
-        below: int | None = None,
+        self, rows: Iterable[Sequence[str]], *, indent: int = 0, flexible: int = -1, below: int | None = None
     ) -> None:
-        """Aligned columns. The `flexible` column gives way (is cut with …) when the terminal is too narrow, and at
-        last the end of the line: no row takes two lines by itself.
-
-        Cells may be styled; a newline in a cell is not allowed.
-
-        Args:
-            below: instead of being cut, a last cell goes below its row, indented by so much.
-        """
+        """Aligned columns of cells of one line. The `flexible` column gives way (is cut with …) when the terminal is
+        too narrow, and at last the end of the line; with `below`, the last cell goes below its row instead, indented by
+        so much."""
         cells = [list(row) for row in rows]
         if not cells:
             return
@@ -116,7 +78,7 @@ class Terminal:
         flexible %= count
         widths = [max(visible_width(row[column]) for row in cells) for column in range(count)]
         if self.width is not None:
-            used = indent + gap * (count - 1) + sum(widths) - widths[flexible]
+            used = indent + 2 * (count - 1) + sum(widths) - widths[flexible]
             widths[flexible] = max(min(widths[flexible], self.width - used), 12)
         for row in cells:
             under = ""
@@ -127,7 +89,7 @@ class Terminal:
                 if column == flexible and self.width is not None:
                     cell = shorten(cell, widths[column])
                 parts.append(cell + " " * (widths[column] - visible_width(cell)))
-            line = (" " * indent + (" " * gap).join(parts)).rstrip()
+            line = (" " * indent + "  ".join(parts)).rstrip()
             self.print(line if self.width is None else shorten(line, self.width))
             if under and below is not None:
                 self.print(" " * below + under)
@@ -162,29 +124,19 @@ def shorten(text: str, width: int) -> str:
     """`text` cut to `width` columns with …; escapes are kept whole."""
     if visible_width(text) <= width:
         return text
-    kept, used = [], 0
-    for piece in re.split(r"(\x1b\[[0-9;]*m)", text):
-        if _ESCAPE.fullmatch(piece):
-            kept.append(piece)
-            continue
-        for character in piece:
-            wide = visible_width(character)
-            if used + wide > width - 1:
-                break
-            kept.append(character)
-            used += wide
-        else:
-            continue
-        break
-    cut = "".join(kept).rstrip() + "…"
+    kept, used = "", 0
+    for piece in re.findall(r"\x1b\[[0-9;]*m|.", text, re.DOTALL):
+        used += visible_width(piece)
+        if used > width - 1:
+            break
+        kept += piece
+    cut = kept.rstrip() + "…"
     return cut + "\x1b[0m" if "\x1b[" in cut else cut
 
 
 def first_sentence(text: str) -> str:
     """The first sentence of a description, on one line, without its full stop."""
-    line = " ".join(text.split())
-    head = re.split(r"(?<=[.!?])\s", line, maxsplit=1)[0]
-    return head.rstrip(".")
+    return re.split(r"(?<=[.!?])\s", " ".join(text.split()), maxsplit=1)[0].rstrip(".")
 
 
 def duration(seconds: float) -> str:

@@ -7,9 +7,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from nemotron_steps.config.layout.constraints import Violation, format_violations, hints_of, overrides
-from nemotron_steps.config.layout.memory.devices import CAPACITY, POLICY, TEACHER, StepMemory, step_memory
+from nemotron_steps.config.layout.memory.devices import (
+    CAPACITY,
+    POLICY,
+    TEACHER,
+    StepMemory,
+    memory_measures,
+    step_memory,
+)
 from nemotron_steps.config.layout.memory.generation import GIB
-from nemotron_steps.config.layout.memory.measures import memory_measures
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.model_spec import ModelSpec

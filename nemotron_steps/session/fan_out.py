@@ -10,6 +10,7 @@ ordinary port is as many; a port that takes many (`models.rlvr = "rlvr"`) takes 
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,15 +32,12 @@ _Choice = Mapping[int, int]
 
 @dataclass(frozen=True)
 class Axis:
-    """What a fan-out goes over.
-
-    Attributes:
-        keys: (stage, config key) of each key that gets the value; `inputs.PORT` is an input port.
-        values: what each instance has there, as the right-hand side of an override.
-    """
+    """What a fan-out goes over."""
 
     keys: tuple[tuple[str, str], ...]
+    """(stage, config key) of each key that gets the value; `inputs.PORT` is an input port."""
     values: tuple[str, ...]
+    """What each instance has there, as the right-hand side of an override."""
 
     @property
     def name(self) -> str:
@@ -49,16 +47,18 @@ class Axis:
     @property
     def labels(self) -> tuple[str, ...]:
         """The values as parts of a stage's name, numbered where they would be alike."""
-        found = [_label(value) for value in self.values]
+        found = []
+        for value in self.values:
+            text = _plain(value)
+            text = PurePath(text).stem or text if "/" in text else text
+            found.append(re.sub(r"[^A-Za-z0-9_]+", "_", text).strip("_")[:_LABEL_CHARS] or "value")
         alike = {label for label in found if found.count(label) > 1}
         return tuple(f"{label}_{n}" if label in alike else label for n, label in enumerate(found, start=1))
 
 
 def fanned_out(request: Request, axes: Sequence[Axis]) -> Request:
-    """The request with every fanned-out stage, and what reads one, as its instances.
-
-    Raises RequestError if an instance would be called like another stage.
-    """
+    """The request with every fanned-out stage, and what reads one, as its instances. RequestError if an instance would
+    be called like another stage."""
     of_stage: dict[str, tuple[int, ...]] = {}
     goals: list[Goal] = []
     for goal in request.goals:
@@ -75,7 +75,12 @@ def fanned_out(request: Request, axes: Sequence[Axis]) -> Request:
             f"two stages would be called '{twice}': an instance of a fan-out, and another stage",
             expected="stages with names of their own",
         )
-    return replace(request, goals=tuple(goals), inputs=dict(_inputs(request.inputs, goals)))
+    inputs = {}  # STAGE.PORT of a fanned-out stage is for each of its instances
+    for target, reference in request.inputs.items():
+        stage, dot, port = target.partition(".")
+        instances = [goal.name for goal in goals if dot and goal.instance is not None and goal.instance.stage == stage]
+        inputs.update(dict.fromkeys((f"{name}.{port}" for name in instances), reference) or {target: reference})
+    return replace(request, goals=tuple(goals), inputs=inputs)
 
 
 def _choices(own: tuple[int, ...], axes: Sequence[Axis]) -> Iterator[_Choice]:
@@ -115,16 +120,6 @@ def _instance(goal: Goal, choice: _Choice, axes: Sequence[Axis], of_stage: Mappi
     return replace(goal, name=name, overrides=tuple(overrides), wired=wired, where=where, instance=instance)
 
 
-def _inputs(inputs: Mapping[str, str], goals: Sequence[Goal]) -> Iterator[tuple[str, str]]:
-    """`STAGE.PORT` of a fanned-out stage for each of its instances."""
-    for target, reference in inputs.items():
-        stage, dot, port = target.partition(".")
-        instances = [goal.name for goal in goals if dot and goal.instance is not None and goal.instance.stage == stage]
-        yield from ((f"{name}.{port}", reference) for name in instances)
-        if not instances:
-            yield target, reference
-
-
 def _keys(axes: Sequence[Axis], stage: str | None) -> set[str]:
     return {key for axis in axes for owner, key in axis.keys if owner == stage}
 
@@ -139,16 +134,6 @@ def _plain(value: str) -> str:
         value = value[1:-1]
     return re.sub(r"\\(.)", r"\1", value)
 
-
-def _label(value: str) -> str:
-    text = _plain(value)
-    if "/" in text:
-        text = PurePath(text).stem or text
-    return re.sub(r"[^A-Za-z0-9_]+", "_", text).strip("_")[:_LABEL_CHARS] or "value"
-
-
-EVERY = "*"
-"""The stage in `*.KEY`: every stage whose config has that key."""
 
 HasKey = Callable[[str, str], bool]
 """Whether a stage's step has a config key."""
@@ -166,13 +151,8 @@ def step_axes(over: Sequence[str], stage: str) -> list[Axis]:
 def pipeline_axes(
     over: Sequence[str], declared: Mapping[str, Mapping[str, Sequence[Any]]], has_key: HasKey
 ) -> list[Axis]:
-    """Axes of a pipeline: those that `--over` names, and of its stages' tables those that it does not.
-
-    Args:
-        declared: stage → its `fan_out` table, empty for most; every stage is there.
-
-    Raises UsageError for an `--over` that is not `STAGE.KEY=V1,V2`, or that no stage takes.
-    """
+    """Axes of a pipeline: those that `--over` names, and of its stages' tables (`declared`, every stage is there) those
+    that it does not. UsageError for an `--over` that is not `STAGE.KEY=V1,V2`, or that no stage takes."""
     axes = []
     for text in over:
         keys, values = _parsed(text)
@@ -182,28 +162,27 @@ def pipeline_axes(
     for stage, table in declared.items():
         for key, given in table.items():
             if (stage, key) not in named:
-                axes.append(Axis(((stage, key),), tuple(_override_value(value) for value in given)))
+                values = tuple(quoted(value) if isinstance(value, str) else json.dumps(value) for value in given)
+                axes.append(Axis(((stage, key),), values))
     return _without_repeats(axes)
 
 
 def _stage_keys(key: str, stages: list[str], has_key: HasKey, text: str) -> list[tuple[str, str]]:
     stage, _, rest = key.partition(".")
-    where = f"--over {text}"
-    if stage == EVERY:
+    where, names = f"--over {text}", ", ".join(stages)
+    if stage == "*":  # every stage whose config has that key
         found = [(name, rest) for name in stages if has_key(name, rest)]
         if not found:
-            raise UsageError(f"no stage has a config key '{rest}'", where=where, expected=f"a stage: {_list(stages)}")
+            raise UsageError(f"no stage has a config key '{rest}'", where=where, expected=f"a stage: {names}")
         return found
     if not rest or stage not in stages:
+        close = meant(stage, stages)[:1] if rest else ()
         raise UsageError(
             "what a pipeline is fanned out over names its stage",
             where=where,
-            expected=f"STAGE.KEY=V1,V2 with STAGE one of {_list(stages)}, or *.KEY=V1,V2 for every stage with that key",
+            expected=f"STAGE.KEY=V1,V2 with STAGE one of {names}, or *.KEY=V1,V2 for every stage with that key",
             found=key,
-            hints=(
-                f"--over '*.{text}'",
-                *(f"--over {text.replace(stage, name, 1)}" for name in meant(stage, stages)[:1] if rest),
-            ),
+            hints=(f"--over '*.{text}'", *(f"--over {text.replace(stage, name, 1)}" for name in close)),
         )
     return [(stage, rest)]
 
@@ -227,7 +206,7 @@ def _parsed(text: str) -> tuple[list[str], tuple[str, ...]]:
 
 def _unreadable(text: str) -> UsageError:
     return UsageError(
-        "this is nothing to fan out over",
+        "this cannot be fanned out over",
         where=f"--over {text}",
         expected="KEY=V1,V2,… where KEY is a config key, or inputs.PORT for an input",
         hints=("--over grpo.seed=42,43,44", "--over inputs.policy=MODEL_A,MODEL_B"),
@@ -245,19 +224,6 @@ def _without_repeats(axes: list[Axis]) -> list[Axis]:
         if twice is not None:
             raise UsageError(f"two instances would be the same: {axis.name}={twice}", expected="each value once")
     return axes
-
-
-def _override_value(value: Any) -> str:
-    """A value of a TOML file in Hydra's grammar."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return quoted(value)
-    return repr(value)
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names)
 
 
 def quoted(text: str) -> str:

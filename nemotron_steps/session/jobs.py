@@ -31,12 +31,8 @@ FETCH_SECONDS = 5.0
 
 
 class JobView:
-    """A run, looked at again and again.
-
-    Args:
-        run: its id, a part of it, or `latest`.
-        say: is called with what is missing when it begins to be, and when it is there again.
-    """
+    """A run (its id, a part of it, or `latest`), looked at again and again; `say` is told what is missing, and when it
+    is there again."""
 
     def __init__(self, store: ArtifactStore, run: str, say: Callable[[str], None] = lambda text: None) -> None:
         self._store = store
@@ -48,13 +44,25 @@ class JobView:
         self.job: JobStatus | None = None
         """What the executor said last."""
 
-    def due(self, info: RunInfo) -> bool:
-        """Whether who follows the run should ask and look again: of a job of this machine always."""
-        now = time.monotonic()
-        if info.executor != "local" and now - self._followed < FETCH_SECONDS:
-            return False
-        self._followed = now
-        return True
+    def now(self, info: RunInfo) -> RunInfo:
+        """The run a moment later, for who follows it; what works elsewhere is asked every few seconds. RequestError if
+        its job ended before the run began (its request turned out to be wrong): the run itself never says so."""
+        from nemotron_steps.runs.run_folder import get_run
+
+        moment = time.monotonic()
+        if info.executor != "local" and moment - self._followed < FETCH_SECONDS:
+            return get_run(self._store, info.id)
+        self._followed = moment
+        if info.status == "submitted":
+            self.ask(info)
+        else:  # it speaks for itself; what the queue said before is no longer so
+            self.job = None
+            self._is_there(_STATE)
+        # Read after the job's end was seen: it may have begun and ended meanwhile.
+        now = self.look()
+        if now.status == "submitted" and self.job is not None and self.job.state.over:
+            raise not_started(self._store, now)
+        return now
 
     def look(self) -> RunInfo:
         """The run, with what its job wrote elsewhere brought here."""
@@ -76,16 +84,6 @@ class JobView:
 
         self.job = self._ask_for(_STATE, lambda: job_status(self._store, info))
         return self.job
-
-    def never_began(self, info: RunInfo) -> bool:
-        """Whether a submitted run's job ended before the run began (its request turned out to be wrong)."""
-        if info.status != "submitted":
-            # It speaks for itself now; what the queue said before is no longer so.
-            self.job = None
-            self._is_there(_STATE)
-            return False
-        job = self.ask(info)
-        return job is not None and job.state.over
 
     def missing(self) -> list[str]:
         """What was asked for and did not come, at the last look."""

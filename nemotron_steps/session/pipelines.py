@@ -5,7 +5,6 @@ A step that is fanned out is a pipeline of that one stage.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,10 +22,8 @@ if TYPE_CHECKING:
 def pipeline_request(request: RunRequest, pipeline: PipelineManifest, has_key: HasKey) -> Request:
     """A pipeline's stages from --from to --until, with their configs and overrides, fanned out.
 
-    `-c NAME` is the pipeline's own table of that name, else that config of every stage.
-
-    Raises:
-        UsageError: an override, --from, --until or --over names no stage; --until comes before --from.
+    `-c NAME` is the pipeline's own table of that name, else that config of every stage. UsageError for an override,
+    --from, --until or --over that names no stage.
     """
     if request.passthrough:
         raise UsageError("a pipeline takes nothing after `--`", found=" ".join(request.passthrough))
@@ -41,29 +38,21 @@ def pipeline_request(request: RunRequest, pipeline: PipelineManifest, has_key: H
         )
     chain = request_for_pipeline(pipeline, inputs=dict(request.inputs))
     table = pipeline.configs.get(request.config or "", {})
-    goals = tuple(
-        replace(
-            goal,
-            step_id=(table[name].step if name in table else None) or goal.step_id,
-            config_name=table[name].config if name in table else request.config or goal.config_name,
-            earlier=position < begin,
-        )
-        for position, (name, goal) in enumerate(zip(names, chain.goals, strict=True))
-        if position <= end
-    )
+    goals = []
+    for position, (name, goal) in enumerate(zip(names[: end + 1], chain.goals, strict=False)):
+        own = table.get(name)
+        step = (own.step if own else None) or goal.step_id
+        config = own.config if own else request.config or goal.config_name
+        goals.append(replace(goal, step_id=step, config_name=config, earlier=position < begin))
     step_of = {goal.name or "": goal.step_id for goal in goals}
     declared = {stage.name: stage.fan_out for stage in pipeline.stages if stage.name in step_of}
     axes = pipeline_axes(request.over, declared, lambda stage, key: has_key(step_of[stage], key))
-    chain = replace(chain, goals=goals, command=replace(request, overrides=(), inputs={}).command)
+    chain = replace(chain, goals=tuple(goals), command=replace(request, overrides=(), inputs={}).command)
     return _overridden(chain, axes, request, list(step_of) + names[end + 1 :])
 
 
-def fanned_out_step(request: RunRequest, passthrough: str | None) -> Request:
-    """One step as many, over what `--over` says. UsageError for several steps, which would have to be wired.
-
-    Args:
-        passthrough: the override that hands on what stands after `--`.
-    """
+def fanned_out_step(request: RunRequest, passthrough: tuple[str, ...]) -> Request:
+    """One step as many, over what `--over` says. UsageError for several steps, which would have to be wired."""
     if len(request.targets) > 1:
         raise UsageError(
             "--over fans out one step, or stages of a pipeline; a list of steps is neither",
@@ -72,7 +61,7 @@ def fanned_out_step(request: RunRequest, passthrough: str | None) -> Request:
         )
     chain = request_for_steps(request.targets, config_name=request.config, inputs=dict(request.inputs))
     name = request.targets[0].rpartition(":")[2].rsplit("/", 1)[-1]
-    goal = replace(chain.goals[0], name=name, overrides=() if passthrough is None else (passthrough,))
+    goal = replace(chain.goals[0], name=name, overrides=passthrough)
     command = replace(request, overrides=(), inputs={}).command
     chain = replace(chain, goals=(goal,), command=command, chained=False)
     return _overridden(chain, step_axes(request.over, name), request, [name], own=name)
@@ -89,34 +78,28 @@ def _overridden(
         return replace(goal, overrides=(*goal.overrides, *overrides.get(goal.name or "", ())))
 
     chain = fanned_out(replace(chain, goals=tuple(given(goal) for goal in chain.goals)), axes)
-    goals = tuple(given(goal) if goal.instance else goal for goal in chain.goals)
-    return replace(chain, goals=_with_ignored_checks(goals, request, [*names, *instances]))
-
-
-def _with_ignored_checks(goals: tuple[Goal, ...], request: RunRequest, names: list[str]) -> tuple[Goal, ...]:
-    """The stages with the checks of those that `--ignore-checks` names as warnings."""
     for stage in request.ignore_checks:
-        _position("--ignore-checks", stage, names)
-
-    def said(goal: Goal) -> Goal:
-        stage = goal.instance.stage if goal.instance else goal.name
-        if not {goal.name, stage} & set(request.ignore_checks):
-            return goal
-        return replace(goal, checks=tuple(check.model_copy(update={"severity": "warn"}) for check in goal.checks))
-
-    return tuple(said(goal) for goal in goals)
+        _position("--ignore-checks", stage, [*names, *instances])
+    goals = []
+    for goal in chain.goals:
+        if goal.instance is not None:
+            goal = given(goal)
+        if {goal.name, goal.instance.stage if goal.instance else None} & set(request.ignore_checks):
+            checks = tuple(check.model_copy(update={"severity": "warn"}) for check in goal.checks)
+            goal = replace(goal, checks=checks)
+        goals.append(goal)
+    return replace(chain, goals=tuple(goals))
 
 
 def _position(flag: str, stage: str, names: list[str]) -> int:
-    if stage in names:
-        return names.index(stage)
-    close = meant(stage, names)
-    raise UsageError(
-        f"there is no stage '{stage}'",
-        where=f"{flag} {stage}",
-        expected=f"one of {', '.join(names)}",
-        hints=tuple(f"{flag} {name}" for name in close[:2]),
-    )
+    if stage not in names:
+        raise UsageError(
+            f"there is no stage '{stage}'",
+            where=f"{flag} {stage}",
+            expected=f"one of {', '.join(names)}",
+            hints=[f"{flag} {name}" for name in meant(stage, names)[:2]],
+        )
+    return names.index(stage)
 
 
 def _overrides_by_stage(
@@ -125,9 +108,9 @@ def _overrides_by_stage(
     """`STAGE.key=value` as `key=value` of each stage, or instance of one; others are those of the stage `own`."""
     extra: dict[str, list[str]] = {}
     for text in request.overrides:
-        mark = re.match(r"[+~]*", text)
-        prefix = mark[0] if mark else ""
-        stage, dot, rest = text[len(prefix) :].partition(".")
+        key = text.lstrip("+~")
+        prefix = text[: len(text) - len(key)]
+        stage, dot, rest = key.partition(".")
         if own is not None and stage not in instances:
             extra.setdefault(own, []).append(text)
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput
@@ -12,13 +11,16 @@ from nemotron_steps.resolver.problems import MissingInput, raise_all
 def without_absent(plan: Plan, *, allow_unfilled: bool = False) -> Plan:
     """The plan, its steps looked up in the cache, without ports of many that only an absent earlier stage would feed.
 
-    Args:
-        allow_unfilled: a port that needs an absent stage is one of the plan's `unfilled` instead of an error.
-
-    Raises:
-        PlanError: a step needs what an earlier stage would have left, and it is not there.
+    PlanError if a step needs what an earlier stage would have left, and it is not there; with `allow_unfilled` that is
+    one of the plan's `unfilled` instead.
     """
-    absent = _absent(plan)
+    absent: dict[str, str] = {}  # earlier stages that would have to run, and converters of theirs → the stage
+    for step in plan.steps:
+        sources = [s.step_key for s in step.inputs.values() if isinstance(s, StepOutput)]
+        if step.cached is None and step.earlier:
+            absent[step.key] = step.key if step.instance is None else step.instance.stage
+        elif step.cached is None and step.inserted and absent.keys() & set(sources):
+            absent[step.key] = next(absent[key] for key in sources if key in absent)
     if not absent:
         return plan
     steps, problems, notes = {}, [], list(plan.warnings)
@@ -39,30 +41,14 @@ def without_absent(plan: Plan, *, allow_unfilled: bool = False) -> Plan:
         steps[step.key] = replace(step, manifest=step.manifest.with_ports(ports), inputs=inputs)
     if not allow_unfilled:
         raise_all(problems, f"cannot plan '{plan.name}'")
-    needed = set(_needed(plan.goals, steps))
+    needed = _needed(plan.goals, steps)
     kept = tuple(steps[step.key] for step in plan.steps if step.key in needed)
     return replace(plan, steps=kept, warnings=tuple(notes), unfilled=(*plan.unfilled, *problems))
 
 
-def _absent(plan: Plan) -> dict[str, str]:
-    """Keys of earlier stages that would have to run and of converters of theirs → the stage."""
-    absent: dict[str, str] = {}
-    for step in plan.steps:
-        if step.cached is not None:
-            continue
-        if step.earlier:
-            absent[step.key] = step.key if step.instance is None else step.instance.stage
-        elif step.inserted:
-            sources = [s.step_key for s in step.inputs.values() if isinstance(s, StepOutput)]
-            stage = next((absent[key] for key in sources if key in absent), None)
-            if stage is not None:
-                absent[step.key] = stage
-    return absent
-
-
 def _missing(plan: Plan, step: PlannedStep, port: str, key: str, absent: dict[str, str]) -> MissingInput:
     stage = absent[key]
-    before = set(_needed((key,), {each.key: each for each in plan.steps}))
+    before = _needed((key,), {each.key: each for each in plan.steps})
     first = next(absent[each.key] for each in plan.steps if each.key in before and each.key in absent)
     changes = plan.step(key).changes
     accept = (f"--accept {key}   # its code alone changed",) if changes is not None and changes.code else ()
@@ -75,13 +61,10 @@ def _missing(plan: Plan, step: PlannedStep, port: str, key: str, absent: dict[st
     )
 
 
-def _needed(goals: tuple[str, ...], steps: dict[str, PlannedStep]) -> Iterator[str]:
+def _needed(goals: tuple[str, ...], steps: dict[str, PlannedStep]) -> set[str]:
     """Keys of the goals and of everything they read from."""
-    seen: set[str] = set()
-    left = list(goals)
-    while left:
-        key = left.pop()
-        if key not in seen:
-            seen.add(key)
-            yield key
-            left += [source.step_key for source in steps[key].inputs.values() if isinstance(source, StepOutput)]
+    seen = list(goals)
+    for key in seen:
+        read = (source.step_key for source in steps[key].inputs.values() if isinstance(source, StepOutput))
+        seen += [each for each in read if each not in seen]
+    return set(seen)

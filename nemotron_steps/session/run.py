@@ -47,14 +47,9 @@ def run_here(
     display: Display = lambda plan: nullcontext(None),
     ends_process: bool = True,
 ) -> tuple[RunResult, Plan]:
-    """Plan a request and run it in this process.
+    """Plan a request and run it in this process; see `plan_run`, and `execute` for `ends_process`.
 
-    Args:
-        force, resume, ends_process: see `runs.execute.execute`.
-        accept: steps whose earlier result is taken though their code changed (see `runs.cache.with_cached`).
-
-    Raises:
-        StepsError: the plan's errors, or the first step's that failed, with how to look closer and to go on.
+    StepsError: the plan's errors, or the first step's that failed, with how to look closer and to go on.
     """
     from nemotron_steps.runs.execute import execute
 
@@ -80,7 +75,7 @@ def run_here(
             error.hints += tuple(journal.hints(error))
             raise
         except Exception as error:
-            error.log_path = journal.log  # type: ignore[attr-defined]
+            error.log_path = journal.run and f"`steps logs {journal.run}`"  # type: ignore[attr-defined]
             raise
     return result, plan
 
@@ -99,9 +94,8 @@ def plan_run(
     Args:
         force: the steps asked for run whatever is there, so what reads their outputs cannot be known to be cached.
         resume: a run that is continued: so do the steps that it was forced to make and has not made.
-        accept: see `run_here`.
-        allow_unfilled: what is not given, or what an earlier stage did not leave, is the plan's `unfilled` instead of
-            an error.
+        accept: steps whose earlier result is taken though their code changed.
+        allow_unfilled: what is not given, or what an earlier stage did not leave, is the plan's `unfilled`, no error.
     """
     from nemotron_steps.resolver.plan import Changes, StepOutput
     from nemotron_steps.runs.cache import with_cached
@@ -164,25 +158,23 @@ class _Journal:
 
     def __init__(self, home: str) -> None:
         self._home = home
-        self.log: str | None = None
         self.run: str | None = None
-        self.did_something = False
+        self._did_something = False
         """Whether a step ended or reported numbers: there may be artifacts or checkpoints to go on from."""
 
     def __call__(self, record: Record) -> None:
         if record["kind"] == "run_started":
             self.run = record["run"]
-            self.log = f"`steps logs {record['run']}`"
             announce(record["run"], self._home)
         elif record["kind"] in ("step_finished", "metrics"):
-            self.did_something = True
+            self._did_something = True
 
     def hints(self, error: StepsError) -> Iterator[str]:
         """How to look closer and to go on, unless the error says so itself."""
         if self.run is None:
             return
         wanted = [f"steps logs {self.run}"]
-        if self.did_something or isinstance(error, RetryableError | InterruptedRunError):
+        if self._did_something or isinstance(error, RetryableError | InterruptedRunError):
             wanted.append(f"steps run --resume {self.run}")
         yield from (hint for hint in wanted if not any(hint in known for known in error.hints))
 
@@ -190,12 +182,8 @@ class _Journal:
 def request_of_run(
     session: Session, run: str, *, profile: str | None = None, ignore_checks: Sequence[str] = ()
 ) -> RunRequest:
-    """What an earlier run was asked for. RequestError where it does not say, or was given a secret.
-
-    Args:
-        profile: to go on under; None for the one it had.
-        ignore_checks: stages whose checks are ignored from now on.
-    """
+    """What an earlier run was asked for, with more checks ignored and under another profile if one is given.
+    RequestError where it does not say, or was given a secret."""
     from nemotron_steps.runs.run_folder import get_run
 
     info = get_run(session.store, run)

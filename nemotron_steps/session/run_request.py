@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from nemotron_steps.errors import RequestError
@@ -37,52 +37,23 @@ class RunRequest:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable form."""
-        return {
-            "targets": list(self.targets),
-            "overrides": list(self.overrides),
-            "config": self.config,
-            "inputs": dict(self.inputs),
-            "profile": self.profile,
-            "passthrough": list(self.passthrough),
-            "from": self.first,
-            "until": self.until,
-            "over": list(self.over),
-            "ignore_checks": list(self.ignore_checks),
-        }
+        fields = {"from" if name == "first" else name: value for name, value in asdict(self).items()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> RunRequest:
         """The inverse of to_dict. ValueError, naming the field, for what to_dict would not write."""
+        from pydantic import TypeAdapter, ValidationError
 
-        def texts(name: str) -> tuple[str, ...]:
-            found = data.get(name, ())
-            if not isinstance(found, list | tuple) or not all(isinstance(text, str) for text in found):
-                raise ValueError(f"`{name}` must be a list of strings")
-            return tuple(found)
-
-        def text(name: str) -> str | None:
-            found = data.get(name)
-            if not isinstance(found, str | None):
-                raise ValueError(f"`{name}` must be a string")
-            return found
-
-        inputs = data.get("inputs", {})
-        if not isinstance(inputs, Mapping) or not all(isinstance(ref, str) for ref in inputs.values()):
-            raise ValueError("`inputs` must be an object of strings")
-        if not (targets := texts("targets")):
+        values = {"first" if name == "from" else name: value for name, value in data.items()}
+        try:
+            found: RunRequest = TypeAdapter(RunRequest).validate_python(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"`{first['loc'][0]}`: {first['msg']}") from error
+        if not found.targets:
             raise ValueError("`targets` names no step")
-        return RunRequest(
-            targets,
-            texts("overrides"),
-            text("config"),
-            dict(inputs),
-            text("profile"),
-            texts("passthrough"),
-            text("from"),
-            text("until"),
-            texts("over"),
-            texts("ignore_checks"),
-        )
+        return found
 
     def redacted(self) -> RunRequest:
         """The same without secrets, for files and print."""
@@ -106,9 +77,9 @@ class RunRequest:
         words = [*self.targets]
         for flag, value in (("-c", self.config), ("--from", self.first), ("--until", self.until)):
             words += [flag, value] if value is not None else []
-        words += [part for text in self.over for part in ("--over", text)]
-        words += [part for stage in self.ignore_checks for part in ("--ignore-checks", stage)]
-        words += [part for port, ref in self.inputs.items() for part in ("--input", f"{port}={ref}")]
+        inputs = [f"{port}={ref}" for port, ref in self.inputs.items()]
+        for flag, values in (("--over", self.over), ("--ignore-checks", self.ignore_checks), ("--input", inputs)):
+            words += [part for value in values for part in (flag, value)]
         words += self.overrides
         words += ["--", *self.passthrough] if self.passthrough else []
         return shlex.join(words)

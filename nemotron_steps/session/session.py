@@ -6,8 +6,7 @@ The resolver decides; this gives it the registry, a composer and a way to look a
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -26,10 +25,9 @@ if TYPE_CHECKING:
     from nemotron_steps.manifest.pipeline_models import PipelineManifest
     from nemotron_steps.manifest.registry import Registry
     from nemotron_steps.resolver.plan import Plan, SuppliedInput
-    from nemotron_steps.resolver.request import Goal, Request, StepConfig
+    from nemotron_steps.resolver.request import Request, StepConfig
     from nemotron_steps.session.run_request import RunRequest
 
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 PASSTHROUGH_KEY = "passthrough"
 """Config key that receives the arguments after `--`, in steps that have one."""
 
@@ -48,8 +46,6 @@ class Session:
         self._home = home
         self.in_job = in_job
         self._registry = registry
-        self.respell: Callable[[str], str] = str
-        """How a hint that is a command is written for what was typed."""
         self._composed: dict[tuple[str, str | None, tuple[str, ...]], StepConfig] = {}
 
     @cached_property
@@ -78,10 +74,8 @@ class Session:
         """`./NAME.yaml` for `-c NAME`, if it is a file of the working directory."""
         from nemotron_steps.config.search import is_path
 
-        if request.config is None or is_path(request.config):
-            return None
         file = f"./{request.config}.yaml"
-        return file if Path(file).is_file() else None
+        return None if request.config is None or is_path(request.config) or not Path(file).is_file() else file
 
     def _own_config(self, request: RunRequest) -> str | None:
         """The first step asked for that has a config of that name; a pipeline's `-c` is always for its steps."""
@@ -92,12 +86,8 @@ class Session:
         return next((s.id for s in steps if s is not None and request.config in self._search_path(s).names()), None)
 
     def plan(self, request: RunRequest, *, allow_unfilled: bool = False) -> Plan:
-        """Resolve a request, as one that may still have to be filled in if so asked.
-
-        Raises:
-            PlanError: everything wrong with the chain, and with the profile it is to run on.
-            RequestError: the request itself makes no sense.
-        """
+        """Resolve a request, as one that may still have to be filled in if so asked. PlanError with everything wrong
+        with the chain and its profile; RequestError if the request itself makes no sense."""
         from nemotron_steps.config.profiles import NoImageError
         from nemotron_steps.resolver.problems import raise_all
         from nemotron_steps.resolver.resolve import resolve
@@ -125,7 +115,7 @@ class Session:
                 allow_unfilled=allow_unfilled,
             )
         except StepsError as error:
-            self._respell(problems := getattr(error, "problems", ()))
+            problems = getattr(error, "problems", ())
             key = "container_image"
             said = [{key: each.job[key]} for each in self._composed.values() if key in each.job]
             try:
@@ -133,38 +123,25 @@ class Session:
             except NoImageError as lacking:
                 raise_all([*problems, lacking], f"cannot plan '{chain.command}'")
             raise
-        self._respell(found.unfilled)
+        notes = []
         file = self._file_called(request)
         if file is not None:
-            warning = f"-c {request.config} is that of {self._own_config(request)}, not {file}"
-            found = replace(found, warnings=(*found.warnings, warning))
+            notes.append(f"-c {request.config} is that of {self._own_config(request)}, not {file}")
         try:
             job = self.job_profile(request, found, looked_up=False)
         except NoImageError as lacking:
             if not allow_unfilled:
                 raise
             job = lacking.profile
-        if profile is None or job is None:
-            return found
-        notes = []
-        if job.nodes != profile.nodes and "nodes" in profile.model_fields_set:
-            notes = [
-                f"the job has {job.nodes} nodes, as its steps say, and not the {profile.nodes} of [{request.profile}]"
-            ]
-        for step in found:
-            wanted, uses = (step.job.get(key, (None,))[0] for key in ("nodes", "cluster.num_nodes"))
-            if wanted and uses and wanted > uses:
-                notes.append(f"run.env.nodes={wanted}: {step.key} works on {uses} of them, its cluster.num_nodes")
-        return replace(found, warnings=(*found.warnings, *notes))
+        if profile is not None and job is not None:
+            notes += _node_notes(request, found, profile, job)
+        return replace(found, warnings=(*found.warnings, *notes)) if notes else found
 
     def job_profile(self, request: RunRequest, plan: Plan, *, looked_up: bool = True) -> Profile | None:
         """The profile as a plan's job is submitted under it: with the image, the nodes and the GPUs of its steps.
 
-        Args:
-            looked_up: the plan says which steps are cached; until then those of several images may be.
-
-        Raises:
-            ConfigError: an image is needed and nothing names one, or the steps have several.
+        `looked_up`: the plan says which steps are cached; until then those of several images may be. ConfigError if an
+        image is needed and nothing names one, or the steps have several.
         """
         from nemotron_steps.resolver.plan import job_of
 
@@ -179,45 +156,47 @@ class Session:
         job = job_of(plan)
         return self.profile(request.profile, job if looked_up else {key: said[:2] for key, said in job.items()})
 
-    def _respell(self, problems: Sequence[StepsError]) -> None:
-        for problem in problems:
-            problem.hints = tuple(map(self.respell, problem.hints))
-
     def chain(self, request: RunRequest) -> Request:
         """The resolver's form of a request: a pipeline's stages, or steps to be chained."""
+        from nemotron_steps.config.search import is_path
         from nemotron_steps.resolver.request import request_for_steps
+        from nemotron_steps.session.pipelines import fanned_out_step, pipeline_request
 
         pipeline = self._pipeline(request)
         if pipeline is not None:
-            from nemotron_steps.session.pipelines import pipeline_request
-
             return pipeline_request(request, pipeline, self._has_key)
         if request.ignore_checks:
             raise UsageError("--ignore-checks names stages of a pipeline", found=" ".join(request.targets))
         if request.first is not None or request.until is not None:
             raise UsageError("--from and --until name stages of a pipeline", found=" ".join(request.targets))
+        passthrough = self._passthrough(request) if request.passthrough else ()
         if request.over:
-            from nemotron_steps.session.pipelines import fanned_out_step
-
-            return fanned_out_step(request, self._passthrough(request) if request.passthrough else None)
-        own = [list[str]() for _ in request.targets]
-        for text in request.overrides:
-            position, override = _addressee(text, request.targets)
-            own[position].append(override)
-        if request.passthrough:
-            own[-1].append(self._passthrough(request))
+            return fanned_out_step(request, passthrough)
+        own: list[tuple[str, ...]] = [() for _ in request.targets]
+        for text in request.overrides:  # for the step of a list that it names (`STEP.key=value`), else for the last
+            key = text.lstrip("+~")
+            named = [n for n, target in enumerate(request.targets[:-1]) if key.startswith(f"{target}.")]
+            position = named[0] if named else len(own) - 1
+            prefix = f"{request.targets[position]}."
+            if len(own) > 1 and key.startswith(prefix):
+                text = text[: len(text) - len(key)] + key.removeprefix(prefix)
+            own[position] += (text,)
+        own[-1] += passthrough
         chain = request_for_steps(request.targets, config_name=request.config, inputs=dict(request.inputs))
-        if len(chain.goals) == 1:
-            return replace(chain, goals=(replace(chain.goals[0], overrides=tuple(own[0])),))
-        goals = tuple(
-            replace(self._with_config(goal, is_last=goal is chain.goals[-1]), overrides=tuple(overrides))
-            for goal, overrides in zip(chain.goals, own, strict=True)
-        )
-        return replace(chain, goals=goals)
+        goals = []
+        for goal, overrides in zip(chain.goals, own, strict=True):
+            manifest, config = self.registry.find_step(goal.step_id), goal.config_name
+            if config is not None and manifest is not None and len(own) > 1:
+                # Of a list, a file is for the last step, a name for all that have configs.
+                keeps = goal is chain.goals[-1] if is_path(config) else bool(manifest.config_names)
+                config = config if keeps else None
+            goals.append(replace(goal, config_name=config, overrides=overrides))
+        return replace(chain, goals=tuple(goals))
 
     def compose(self, step_id: str, config_name: str | None, overrides: Sequence[str]) -> StepConfig:
         """The resolver's Compose: one step's config, composed and validated, with the model's defaults filled in."""
         from nemotron_steps.config.compose import compose
+        from nemotron_steps.config.validation import complete, has_key, load_schema
         from nemotron_steps.resolver.request import StepConfig
 
         key = (step_id, config_name, tuple(overrides))
@@ -226,33 +205,22 @@ class Session:
         manifest = self.registry.step(step_id)
         search = self._search_path(manifest)
         reference = manifest.step.config_schema
-        if reference is None:
-            try:
-                composed = compose(config_name, overrides, search=search)
-                config = StepConfig(
-                    composed.values, composed.inputs, None, composed.origin, composed.variables, job=composed.job
-                )
-            except ConfigError as error:
-                # Written for another tool, with resolvers and defaults of its own: its ports can still be checked.
-                if manifest.step.entry is not None:
-                    raise
-                config = StepConfig({}, unread=error.what)
+        schema = None if reference is None else load_schema(reference)
+        try:
+            found = compose(config_name, overrides, search=search, schema=schema)
+        except ConfigError as error:
+            # Written for another tool, with resolvers and defaults of its own: its ports can still be checked.
+            if schema is not None or manifest.step.entry is not None:
+                raise
+            config = StepConfig({}, unread=error.what)
         else:
-            from nemotron_steps.config.validation import complete, has_key, load_schema
-
-            schema = load_schema(reference)
-            composed = compose(config_name, overrides, search=search, schema=schema)
-            bound = frozenset(key for port in manifest.consumes for key in port.bindings)
-            values = complete(composed, schema, bound)
-            config = StepConfig(
-                values,
-                composed.inputs,
-                lambda dotted: has_key(schema, dotted),
-                composed.origin,
-                composed.variables,
-                _idle_variables(search, composed),
-                job=composed.job,
-            )
+            values, known = found.values, None
+            idle: tuple[tuple[str, str], ...] = ()
+            if schema is not None:
+                bound = frozenset(key for port in manifest.consumes for key in port.bindings)
+                values, known = complete(found, schema, bound), lambda dotted: has_key(schema, dotted)
+                idle = _idle_variables(search, found)
+            config = StepConfig(values, found.inputs, known, found.origin, found.variables, idle, job=found.job)
         self._composed[key] = config
         return config
 
@@ -282,11 +250,7 @@ class Session:
         return load_environment().profile(name, profile_model, job)
 
     def profile_of(self, request: RunRequest, *, allow_unfilled: bool = False) -> Profile | None:
-        """A request's profile; one that cannot be read is told with everything else that is wrong with the request.
-
-        Args:
-            allow_unfilled: see `plan`.
-        """
+        """A request's profile; one that cannot be read is told with everything else that is wrong with the request."""
         try:
             return self.profile(request.profile)
         except StepsError:
@@ -307,31 +271,18 @@ class Session:
 
         return load_environment().mirrors
 
-    def _with_config(self, goal: Goal, *, is_last: bool) -> Goal:
-        """A step of a list with its share of `-c`: a file is for the last step, a name for all that have configs."""
-        from nemotron_steps.config.search import is_path
-
-        manifest = self.registry.find_step(goal.step_id)
-        if goal.config_name is None or manifest is None:
-            return goal
-        keeps = is_last if is_path(goal.config_name) else bool(manifest.config_names)
-        return goal if keeps else replace(goal, config_name=None)
-
     def _search_path(self, manifest: StepManifest) -> SearchPath:
         """Where a step's configs and their bases are: its own pack, then the others in their order."""
         from nemotron_steps.config.search import SearchPath
 
         packs = sorted(self.registry.packs, key=lambda pack: pack.name != manifest.pack)
+        configs = {pack.name: pack.configs for pack in packs if pack.configs is not None}
         alike = [step for step in self.registry.hidden_steps.values() if step.step.id == manifest.step.id]
         if alike:
             alike.append(self.registry.step(manifest.step.id))
         rivals = {step.pack for step in alike} - {manifest.pack}
-        return SearchPath(
-            manifest.step.id,
-            tuple(pack.configs for pack in packs if pack.configs is not None),
-            manifest.config_dir,
-            frozenset(pack.configs for pack in packs if pack.configs is not None and pack.name in rivals),
-        )
+        rival_configs = frozenset(folder for name, folder in configs.items() if name in rivals)
+        return SearchPath(manifest.step.id, tuple(configs.values()), manifest.config_dir, rival_configs)
 
     def _has_key(self, step_id: str, key: str) -> bool:
         """Whether a step's config has a key; not, where the step has no config model."""
@@ -340,23 +291,17 @@ class Session:
         schema = self.registry.step(step_id).step.config_schema
         return schema is not None and has_key(load_schema(schema), key)
 
-    def _passthrough(self, request: RunRequest) -> str:
+    def _passthrough(self, request: RunRequest) -> tuple[str]:
         """The override that hands what stands after `--` to the last step. UsageError if it takes none."""
         last = request.targets[-1]
-        schema = self.registry.step(last).step.config_schema
-        takes = False
-        if schema is not None:
-            from nemotron_steps.config.validation import has_key, load_schema
-
-            takes = has_key(load_schema(schema), PASSTHROUGH_KEY)
-        if not takes:
+        if not self._has_key(last, PASSTHROUGH_KEY):
             raise UsageError(
                 f"step '{last}' takes nothing after `--`: its config has no key '{PASSTHROUGH_KEY}'",
                 found=" ".join(request.passthrough),
                 hints=(f"steps show {last}",),
             )
         quoted = ("'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in request.passthrough)
-        return f"{PASSTHROUGH_KEY}=[{','.join(quoted)}]"
+        return (f"{PASSTHROUGH_KEY}=[{','.join(quoted)}]",)
 
     def _pipeline(self, request: RunRequest) -> PipelineManifest | None:
         """The pipeline a request names: by name, or by the path of its file."""
@@ -380,23 +325,27 @@ class Session:
         return load_pipeline_file(file)
 
 
+def _node_notes(request: RunRequest, plan: Plan, profile: Profile, job: Profile) -> list[str]:
+    """Where the nodes of a plan's job are not those that its profile or its steps say."""
+    notes = []
+    if job.nodes != profile.nodes and "nodes" in profile.model_fields_set:
+        notes = [f"the job has {job.nodes} nodes, as its steps say, and not the {profile.nodes} of [{request.profile}]"]
+    for step in plan:
+        wanted, uses = (step.job.get(key, (None,))[0] for key in ("nodes", "cluster.num_nodes"))
+        if wanted and uses and wanted > uses:
+            notes.append(f"run.env.nodes={wanted}: {step.key} works on {uses} of them, its cluster.num_nodes")
+    return notes
+
+
 def _idle_variables(search: SearchPath, composed: ComposedConfig) -> tuple[tuple[str, str], ...]:
     """Environment variables that are set and that another config of the step reads, and which config that is."""
     from nemotron_steps.config.compose import variables_in
 
-    def read(files: Iterable[Path]) -> set[str]:
-        return {name for file in files for name in variables_in(file.read_text(encoding="utf-8", errors="replace"))}
-
-    every = ((config, read(search.with_bases(file))) for config, file in reversed(search.files().items()))
-    found = {name: config for config, names in every for name in names if os.environ.get(name)}
-    here = read(composed.files) if found else set()
+    found: dict[str, str] = {}
+    for config, file in reversed(search.files().items()):
+        for each in search.with_bases(file):
+            names = variables_in(each.read_text(encoding="utf-8", errors="replace"))
+            found |= {name: config for name in names if os.environ.get(name)}
+    files = composed.files if found else ()
+    here = {name for file in files for name in variables_in(file.read_text(encoding="utf-8", errors="replace"))}
     return tuple((name, config) for name, config in sorted(found.items()) if name not in here)
-
-
-def _addressee(override: str, targets: Sequence[str]) -> tuple[int, str]:
-    """Which step of a list an override is for: the one it names (`STEP.key=value`), else the last."""
-    prefix, key = override[: len(override) - len(override.lstrip("+~"))], override.lstrip("+~")
-    for position, target in enumerate(targets):
-        if len(targets) > 1 and key.startswith(f"{target}."):
-            return position, prefix + key[len(target) + 1 :]
-    return len(targets) - 1, override

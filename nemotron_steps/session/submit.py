@@ -51,20 +51,14 @@ def submit(
     accept: Sequence[str] = (),
     show: Callable[[Plan], None] = lambda plan: None,
 ) -> tuple[RunInfo, Profile]:
-    """Plan a request and hand it to the profile's executor.
+    """Plan a request and hand it to the profile's executor; see `plan_run`. RequestError if it holds a secret.
 
     Args:
-        resume: the id of an earlier run, or `latest`: its folder is continued.
         attached: somebody follows it.
-        accept: see `run_here`.
         show: is called with the plan before it is handed over.
 
     Returns:
         The run, and the profile with the image, the nodes and the GPUs of its steps.
-
-    Raises:
-        PlanError: nothing was submitted.
-        RequestError: what was asked for holds a secret.
     """
     from nemotron_steps.runs.launch import submit as hand_over
     from nemotron_steps.runs.prerequisites import refuse_unimplemented
@@ -132,13 +126,19 @@ def checked_launch(
     # The job may see this directory's env.toml under this path alone.
     file = environment_files()[0]
     profiles = {ENVIRONMENT_VARIABLE: str(file.absolute())} if file.is_file() else {}
+    # The job plans again, and the same: it gets the variables that the plan's configs take values from, but those that
+    # the profile sets itself, those of a login, and secrets, which no job's files may hold.
+    read = set[str]().union(*(planned.variables for planned in plan)) - _OF_A_LOGIN - profile.env_vars.keys()
+    given = {name: os.environ[name] for name in sorted(read)}
+    secret = {name for name, value in given.items() if looks_random(value) or mask(name, value, {}) != value}
+    variables = {name: value for name, value in given.items() if name not in secret}
     launch = Launch(
         run_id,
         session.store.backend.scratch / "runs" / run_id,
         ("--resume", run_id, "--home", session.store.backend.url),
         profile,
         Path.cwd(),
-        {**_variables_read(plan, profile), **profiles, JOB_VARIABLE: run_id},
+        {**variables, **profiles, JOB_VARIABLE: run_id},
         _paths(plan, request),
         attached,
         force_squash,
@@ -150,18 +150,6 @@ def checked_launch(
         error.where = lines.get((name, error.where or "")) or lines.get((name, ""), error.where)
         raise
     return launch
-
-
-def _variables_read(plan: Plan, profile: Profile) -> dict[str, str]:
-    """The variables of this process that the plan's configs take values from: the job plans again, and the same.
-
-    Without those that the profile sets itself, what describes a login rather than a run, and secrets, which no job's
-    files may hold.
-    """
-    read = set[str]().union(*(planned.variables for planned in plan)) - _OF_A_LOGIN - profile.env_vars.keys()
-    given = {name: os.environ[name] for name in sorted(read)}
-    secret = {name for name, value in given.items() if looks_random(value) or mask(name, value, {}) != value}
-    return {name: value for name, value in given.items() if name not in secret}
 
 
 def _paths(plan: Plan, request: RunRequest) -> tuple[Path, ...]:

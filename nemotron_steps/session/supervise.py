@@ -50,10 +50,7 @@ def announce(run: str, home: str) -> None:
 
 
 def supervise(work: Callable[[], int], report: Callable[[StepsError], int]) -> int:
-    """Do `work` in a process of its own; returns its exit code, or what `report` makes of its abrupt death.
-
-    Returns in both processes: in the working one what `work` returned.
-    """
+    """Do `work` in a process of its own; returns, in both, its exit code, or what `report` makes of its death."""
     if sys.platform != "linux":
         return work()
     global _channel
@@ -110,11 +107,8 @@ def _received(channel: int) -> dict[str, Any]:
 
 
 def _wait(worker: int, signals: set[signal.Signals], channel: int, reported: dict[str, Any]) -> int:
-    """Wait for the working process, handing on signals; returns its wait status.
-
-    One that waits in a library hears no signal and is ended: it has lost no more than by any other kill. What it tells
-    meanwhile is added to `reported`.
-    """
+    """Wait for the working process, handing on signals; returns its wait status. What it tells meanwhile is added to
+    `reported`. One that waits in a library hears no signal and is ended."""
     first, last, ends, again = 0.0, 0, math.inf, False
     while True:
         left = ends - time.monotonic()
@@ -189,74 +183,59 @@ class Relay:
                 self._pipes[descriptor] = places[place]
 
     def write_into(self) -> None:
-        """In the process that works: print into the pipes."""
+        """In the process that works: print into the pipes, of which it needs nothing else."""
         for descriptor, pipe in self._pipes.items():
             os.dup2(pipe.write, descriptor)
         for pipe in set(self._pipes.values()):
-            pipe.close_all()
+            for each in (pipe.onward, pipe.read, pipe.write, pipe.stopped, pipe.stop):
+                os.close(each)
 
     def hand_on(self) -> None:
         """In the process that waits: hand on what comes, in threads of their own."""
         for pipe in set(self._pipes.values()):
-            pipe.start()
+            os.set_blocking(pipe.read, False)
+            pipe.thread.start()
 
     def finish(self) -> None:
         """In the process that waits, when the other is over: hand on the rest.
 
         Where nobody listens any more, this process's own output goes nowhere from here on.
         """
+        for pipe in set(self._pipes.values()):
+            os.close(pipe.stop)
+            pipe.thread.join(_DRAIN_S)
         for descriptor, pipe in self._pipes.items():
-            if not pipe.finish():
+            if not pipe.is_heard:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, descriptor)
                 os.close(nowhere)
 
 
 class _Pipe:
-    """One pipe, and where its contents are handed on to."""
+    """One pipe, and where its contents are handed on to for as long as that is heard."""
 
     def __init__(self, descriptor: int) -> None:
-        self._onward = os.dup(descriptor)
-        self._read, self.write = os.pipe()
-        self._stopped, self._stop = os.pipe()
-        self._listening = True
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def close_all(self) -> None:
-        """In the process that writes, which needs none of these any more."""
-        for descriptor in (self._onward, self._read, self.write, self._stopped, self._stop):
-            os.close(descriptor)
-
-    def start(self) -> None:
-        os.set_blocking(self._read, False)
-        self._thread.start()
-
-    def finish(self) -> bool:
-        """Hand on what is left; whether somebody still listens."""
-        if self._stop >= 0:
-            os.close(self._stop)
-            self._stop = -1
-            self._thread.join(_DRAIN_S)
-        return self._listening
+        self.onward = os.dup(descriptor)
+        self.read, self.write = os.pipe()
+        self.stopped, self.stop = os.pipe()
+        self.is_heard = True
+        self.thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
         # This process keeps the writing end open, so that an empty pipe is never taken for its end: children of the
         # one that works may still print when it is over.
         while True:
-            ready, _, _ = select.select([self._read, self._stopped], [], [])
+            ready, _, _ = select.select([self.read, self.stopped], [], [])
             try:
-                data = os.read(self._read, 65536)
+                data = os.read(self.read, 65536)
             except BlockingIOError:
-                if self._stopped in ready:
+                if self.stopped in ready:
                     return
                 continue
-            self._hand_on(data)
-
-    def _hand_on(self, data: bytes) -> None:
-        while data and self._listening:
-            try:
-                data = data[os.write(self._onward, data) :]
-            except BlockingIOError:
-                select.select([], [self._onward], [])
-            except OSError:
-                self._listening = False
+            while data and self.is_heard:
+                try:
+                    data = data[os.write(self.onward, data) :]
+                except BlockingIOError:
+                    select.select([], [self.onward], [])
+                except OSError:
+                    self.is_heard = False

@@ -27,12 +27,8 @@ FOREIGN = {"prompt_data": "rl_prompts", "chat_data": "sft_chats", "pair_data": "
 
 
 def describe(ref: str, wanted_type: str, store: ArtifactStore, registry: Registry) -> SuppliedInput:
-    """What a reference that a user gave is: a path, an artifact of the home, or the name of a hub model.
-
-    Raises:
-        ArtifactError: there is no such thing, or nothing of its contents says what it is.
-    """
-
+    """What a reference that a user gave is: a path, an artifact of the home, or the name of a hub model. ArtifactError
+    if there is no such thing, or nothing of its contents says what it is."""
     path = Path(ref).expanduser()
     if path.exists():
         return _describe_path(path, ref, wanted_type, registry)
@@ -73,8 +69,16 @@ def _describe_path(path: Path, ref: str, wanted_type: str, registry: Registry) -
     if foreign is not None and not fits and looks_like(foreign, path):
         return SuppliedInput(ref, foreign, _at_a_glance(path) if foreign == "prompt_data" else {})
     # Rows are read and checked when the step opens them; anything else is cheap to look at now.
-    if types.is_a(wanted_type, "training_jsonl") and (found is None or holds_no_rows(path)):
-        raise refusal(path, ref, wanted_type, registry)
+    files = [path] if path.is_file() else path.rglob("*.jsonl")
+    has_rows = (file.is_file() and file.stat().st_size for file in files)
+    if types.is_a(wanted_type, "training_jsonl") and (found is None or not any(has_rows)):
+        kind, convert = _look(path)
+        shape = next((ROWS[name] for name in ancestors if name in ROWS), None)
+        raise ArtifactError(
+            f"'{ref}' is {kind}, not {wanted_type}",
+            expected=f"JSON Lines: a file or folder of *.jsonl{f', rows like {shape}' if shape is not None else ''}",
+            hints=(convert or f"steps types   # what {wanted_type} is",),
+        )
     if foreign is not None and found == "training_jsonl":
         raise unknown_rows(ref, wanted_type, first_row(path) or {})
     type_name = found or wanted_type
@@ -108,26 +112,7 @@ def _at_a_glance(path: Path) -> dict[str, Any]:
     from nemotron_steps.artifacts.prompt_data import names_no_agent, roles_in
 
     roles = roles_in(path)
-    return {
-        **({"roles": list(roles)} if roles else {}),
-        **({"environments": []} if names_no_agent(path) else {}),
-    }
-
-
-def refusal(path: Path, ref: str, wanted: str, registry: Registry) -> ArtifactError:
-    """The error for a path that holds no rows that a port of type `wanted` could take.
-
-    Args:
-        path: what is there.
-        ref: what the user wrote.
-    """
-    kind, convert = _look(path)
-    shape = next((ROWS[name] for name in registry.types.ancestors(wanted) if name in ROWS), None)
-    return ArtifactError(
-        f"'{ref}' is {kind}, not {wanted}",
-        expected=f"JSON Lines: a file or folder of *.jsonl{f', rows like {shape}' if shape is not None else ''}",
-        hints=(convert or f"steps types   # what {wanted} is",),
-    )
+    return {**({"roles": list(roles)} if roles else {}), **({"environments": []} if names_no_agent(path) else {})}
 
 
 def unknown_rows(ref: str, wanted: str, first: Mapping[str, Any]) -> ArtifactError:
@@ -140,21 +125,13 @@ def unknown_rows(ref: str, wanted: str, first: Mapping[str, Any]) -> ArtifactErr
         for name in texts[:2]
         if wanted == "rl_prompts"
     ]
-    what = {"rl_prompts": "a prompt", "sft_chats": "a chat", "preference_pairs": "a pair of answers"}.get(
-        wanted, "rows"
-    )
+    what = {"rl_prompts": "a prompt", "sft_chats": "a chat", "preference_pairs": "a pair of answers"}
     return ArtifactError(
-        f"no column of '{ref}' is known to be {what}",
+        f"no column of '{ref}' is known to be {what.get(wanted, 'rows')}",
         expected=f"rows like {ROWS[wanted]}, or as TRL, verl, OpenAI or ShareGPT have them",
         found=f"fields {', '.join(sorted(first)) or 'none'}",
         hints=hints or (f"steps types   # what {wanted} is",),
     )
-
-
-def holds_no_rows(path: Path) -> bool:
-    """Whether every JSON Lines file of a path is empty."""
-    files = [path] if path.is_file() else path.rglob("*.jsonl")
-    return not any(file.is_file() and file.stat().st_size for file in files)
 
 
 _READ_BY_STEP = "input_path=PATH   # in place of --input: a preparation reads tables by this key"

@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from nemotron_steps.testing.environment_subject import Answer, Row
     from nemotron_steps.testing.step_subject import Source
 
-__all__ = [
-    "environment_conformance",
-    "executor_conformance",
-    "pipeline_conformance",
-    "step_conformance",
-    "type_conformance",
-]
-
 
 def step_conformance(
     step_id: str,

@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from typing import Any, SupportsIndex
+from typing import Any
+from unittest import mock
 
 from pydantic import BaseModel
 
@@ -46,16 +47,11 @@ def is_registered(subject: EnvironmentSubject) -> None:
     try:
         found = subject.found
     except Exception as error:
-        raise Unmet(
-            f"environment `{subject.name}` cannot be loaded: {error}",
-            hint=f'[project.entry-points."nemotron_steps.environments"] {subject.name} = "PACKAGE.MODULE:CLASS"',
-        ) from error
+        hint = f'[project.entry-points."nemotron_steps.environments"] {subject.name} = "PACKAGE.MODULE:CLASS"'
+        raise Unmet(f"environment `{subject.name}` cannot be loaded: {error}", hint=hint) from error
     if getattr(found, "name", None) != subject.name:
-        raise Unmet(
-            "the class has another name than its entry point",
-            found=getattr(found, "name", None),
-            hint=f'name: ClassVar[str] = "{subject.name}"',
-        )
+        name, hint = getattr(found, "name", None), f'name: ClassVar[str] = "{subject.name}"'
+        raise Unmet("the class has another name than its entry point", found=name, hint=hint)
 
 
 @SUITE.check("is_registered")
@@ -88,18 +84,12 @@ def it_is_documented(subject: EnvironmentSubject) -> None:
         raise Unmet("the environment has no docstring", where=subject.found.__module__)
     for field in subject.found.required_fields:
         if field.rpartition(".")[2] not in text:
-            raise Unmet(
-                f"the row's field `{field}` is not described",
-                where=f"{subject.found.__module__}, docstring",
-                hint="name every field of a row, its type and its meaning",
-            )
+            hint = "name every field of a row, its type and its meaning, in the docstring"
+            raise Unmet(f"the row's field `{field}` is not described", where=subject.found.__module__, hint=hint)
     for setting in described(subject.name).settings:
         if not setting.text:
-            raise Unmet(
-                f"the setting `{setting.name}` is not described",
-                where=subject.found.config_class.__qualname__,
-                hint="put a string below the field",
-            )
+            where = subject.found.config_class.__qualname__
+            raise Unmet(f"the setting `{setting.name}` is not described", where=where, hint="put a string below it")
 
 
 @SUITE.check("is_registered")
@@ -168,10 +158,7 @@ def _refused_or_judged(subject: EnvironmentSubject, row: Row, kind: str, whole: 
     except DataError:
         return
     except Exception as error:
-        raise Unmet(
-            f"a row {kind}: check_row raises {type(error).__name__}: {error}",
-            hint=_FIELDS,
-        ) from error
+        raise Unmet(f"a row {kind}: check_row raises {type(error).__name__}: {error}", hint=_FIELDS) from error
     subject.verdict(row, subject.right(whole), f"a row {kind} is accepted", _FIELDS)
 
 
@@ -202,10 +189,8 @@ def right_answers_earn_most(subject: EnvironmentSubject) -> None:
         right = subject.verdict(row, subject.right(row), f"the right answer of row {number}")
         worst = subject.verdict(row, "", "no answer")
         if right.reward is None or (worst.reward is not None and right.reward <= worst.reward):
-            raise Unmet(
-                f"the right answer of row {number} earns {right.reward}, no answer {worst.reward}",
-                found=right.failure or right.details or None,
-            )
+            earned = f"the right answer of row {number} earns {right.reward}, no answer {worst.reward}"
+            raise Unmet(earned, found=right.failure or right.details or None)
 
 
 @SUITE.check("right_answers_earn_most")
@@ -230,10 +215,8 @@ def _earns_nothing(subject: EnvironmentSubject, row: Row, answer: str, what: str
     limit = subject.build().reward_range[0] if subject.worthless is None else subject.worthless
     reward = subject.verdict(row, answer, what).reward
     if reward is not None and reward > limit:
-        raise Unmet(
-            f"{what} earns {reward}, of at most {limit}",
-            hint="look at response.text, and not at words around the answer; environment_conformance(…, worthless=…)",
-        )
+        hint = "look at response.text, and not at words around the answer; environment_conformance(…, worthless=…)"
+        raise Unmet(f"{what} earns {reward}, of at most {limit}", hint=hint)
 
 
 def _judging(check: str) -> Callable[[EnvironmentSubject], None]:
@@ -265,9 +248,8 @@ def typed_answers_are_judged(subject: EnvironmentSubject) -> None:
                 hint = "GradeResult(0.0): CannotJudgeError is for what no answer can bring about"
                 raise Unmet(f"{what}: {verdict.failure}", found=verdict.details or None, hint=hint)
             if wrong and best is not None and verdict.reward >= best:
-                raise Unmet(
-                    f"{what} earns {verdict.reward}, the right answer {best}", hint="refuse it, once, when it is read"
-                )
+                earned = f"{what} earns {verdict.reward}, the right answer {best}"
+                raise Unmet(earned, hint="refuse it, once, when it is read")
 
     subject.within(look)
 
@@ -294,10 +276,9 @@ def time_grows_with_the_answer(subject: EnvironmentSubject) -> None:
                 continue
             small = await seconds(environment, unit * (_SMALL // len(unit)))
             if large > 3 * (_LARGE / _SMALL) * max(small, 0.002):
-                raise Unmet(
-                    f"{unit!r} again and again: {small:.3f} s for {_SMALL} characters, {large:.3f} s for {_LARGE}",
-                    hint="a regular expression that backtracks, a search inside of a loop; GradingPool bounds the rest",
-                )
+                took = f"{unit!r} again and again: {small:.3f} s for {_SMALL} characters, {large:.3f} s for {_LARGE}"
+                hint = "a regular expression that backtracks, a search inside of a loop; GradingPool bounds the rest"
+                raise Unmet(took, hint=hint)
 
     subject.within(look)
 
@@ -337,10 +318,8 @@ def concurrent_is_serial(subject: EnvironmentSubject) -> None:
 
     serial, at_once = subject.within(verdicts)
     if serial != at_once:
-        raise Unmet(
-            "rollouts judged at once get other verdicts than one by one",
-            hint="keep nothing on self between two `await`",
-        )
+        hint = "keep nothing on self between two `await`"
+        raise Unmet("rollouts judged at once get other verdicts than one by one", hint=hint)
 
 
 async def _verdict(environment: Environment, row: Row, answer: Answer) -> Any:
@@ -389,16 +368,13 @@ def it_never_sleeps_in_the_loop(subject: EnvironmentSubject) -> None:
     slept: list[float] = []
     here, sleep = threading.get_ident(), time.sleep
 
-    def noted(seconds: float | SupportsIndex) -> None:
+    def noted(seconds: float) -> None:
         if threading.get_ident() == here:
-            slept.append(float(seconds))
+            slept.append(seconds)
         sleep(seconds)
 
-    time.sleep = noted
-    try:
+    with mock.patch("time.sleep", noted):
         subject.judge(subject.rows[0], subject.right(subject.rows[0]))
-    finally:
-        time.sleep = sleep
     if slept:
         raise Unmet(f"judging sleeps {slept[0]} s in the event loop", hint="await asyncio.sleep(…)")
 
@@ -407,15 +383,14 @@ def it_never_sleeps_in_the_loop(subject: EnvironmentSubject) -> None:
 def it_can_be_closed(subject: EnvironmentSubject) -> None:
     """Started, closed, closed again, and started anew."""
 
-    async def run() -> None:
-        environment = subject.build()
-        await environment.close()
+    async def close_again(environment: Environment) -> None:
+        for _ in range(2):
+            await environment.close()
         await environment.start()
-        await environment.close()
         await environment.close()
 
     try:
-        asyncio.run(run())
+        subject.within(close_again)
     except Exception as error:
         raise Unmet(f"starting and closing raises {type(error).__name__}: {error}") from error
 
@@ -433,11 +408,8 @@ def tools_are_described(subject: EnvironmentSubject) -> None:
     for tool in _tools(subject):
         parameters = tool.get("parameters")
         if tool.get("type") != "function" or not tool.get("name") or not tool.get("description"):
-            raise Unmet(
-                "a tool has no type, name or description",
-                found=tool,
-                hint='{"type": "function", "name": …, "description": …, "parameters": a JSON schema}',
-            )
+            hint = '{"type": "function", "name": …, "description": …, "parameters": a JSON schema}'
+            raise Unmet("a tool has no type, name or description", found=tool, hint=hint)
         if not isinstance(parameters, dict) or parameters.get("type") != "object" or "properties" not in parameters:
             raise Unmet(f"the tool {tool['name']} has no schema of its arguments", found=parameters)
 
@@ -459,10 +431,9 @@ def tool_mistakes_are_told_to_the_policy(subject: EnvironmentSubject) -> None:
             try:
                 output = await environment.call_tool(session, name, arguments)
             except Exception as error:
-                raise Unmet(
-                    f"calling {name}({repr(arguments)[:80]}) raises {type(error).__name__}: {error}",
-                    hint='return "error: …": the policy reads it and tries again',
-                ) from error
+                call = f"calling {name}({repr(arguments)[:80]})"
+                hint = 'return "error: …": the policy reads it and tries again'
+                raise Unmet(f"{call} raises {type(error).__name__}: {error}", hint=hint) from error
             if not isinstance(output, str):
                 raise Unmet(f"calling {name} gives no text", found=type(output).__name__)
             await environment.release(session)
@@ -473,7 +444,12 @@ def tool_mistakes_are_told_to_the_policy(subject: EnvironmentSubject) -> None:
 @SUITE.check("tools_are_described")
 def sessions_are_separate(subject: EnvironmentSubject) -> None:
     """What one rollout's tool calls change is not seen in another's."""
-    calls = [(tool["name"], _some_arguments(tool)) for tool in _tools(subject)]
+    values = {"string": "a", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
+    calls = []
+    for tool in _tools(subject):
+        properties = tool["parameters"]["properties"]
+        given = {name: values.get(str(schema.get("type")), "a") for name, schema in properties.items()}
+        calls.append((tool["name"], given))
 
     async def outputs(environment: Environment) -> list[list[str]]:
         sessions = [await environment.seed(copy.deepcopy(subject.rows[0])) for _ in range(2)]
@@ -484,12 +460,5 @@ def sessions_are_separate(subject: EnvironmentSubject) -> None:
 
     one, other = subject.within(outputs)
     if one != other:
-        raise Unmet(
-            "a rollout's tools answer otherwise after another rollout's calls", hint="keep state in Session.state"
-        )
-
-
-def _some_arguments(tool: dict[str, Any]) -> dict[str, Any]:
-    values = {"string": "a", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
-    properties = tool["parameters"]["properties"]
-    return {name: values.get(str(schema.get("type")), "a") for name, schema in properties.items()}
+        what = "a rollout's tools answer otherwise after another rollout's calls"
+        raise Unmet(what, hint="keep state in Session.state")

@@ -30,9 +30,7 @@ STRANGE: Mapping[str, Mapping[str, Answer]] = {
         "nothing": "",
         "white space": " \n\t",
         "a line end": "\n",
-        "a turn of tool calls alone": Response(
-            "", tool_calls=[ToolCall("no_such_tool", "{not json", "1")], output=[_CALL]
-        ),
+        "tool calls alone": Response("", tool_calls=[ToolCall("no_such_tool", "{not json", "1")], output=[_CALL]),
     },
     "unicode_answers_are_judged": {
         "a lone surrogate": "\ud800",
@@ -129,7 +127,7 @@ class EnvironmentSubject:
     judges: Mapping[str, Any] = field(default_factory=dict)
     worthless: float | None = None
 
-    @cached_property
+    @property
     def found(self) -> type[Environment]:
         """Its class."""
         return environment_class(self.name)

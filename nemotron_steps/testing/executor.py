@@ -54,6 +54,8 @@ while kind == "wait" and not os.path.exists(path("go")) and time.monotonic() < u
 """
 _OF_THE_JOB = ("told.json", "told.part", "begun", "stopped", "go")
 """Files of a run's folder that the job writes, or the kit for it."""
+
+
 _SUBMITTER = """
 import json, os, signal, sys
 from pathlib import Path
@@ -62,8 +64,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and then by
 name, folder, keys, seconds = json.loads(sys.argv[1])
 subject = ExecutorSubject(name, Path(folder), keys, seconds)
 launch = subject.launch("wait")
-job = subject.executor.submit(launch)
-Path(folder, "submitted").write_text(json.dumps([str(launch.folder), job]))
+Path(folder, "submitted").write_text(json.dumps([str(launch.folder), subject.executor.submit(launch)]))
 os.killpg(0, signal.SIGHUP)
 """
 """A process that submits a job and ends as a terminal that is closed ends what runs in it."""
@@ -71,10 +72,10 @@ os.killpg(0, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class SmallLaunch(Launch):
-    """A launch whose command is a small job of the kit's.
+    """A launch whose command is a small job of the kit's: what it does, and words that it repeats.
 
-    `arguments`: what it does, and words that it repeats. `run` ends at once, `fail` with exit code 3, `kill` by
-    SIGKILL, `wait` when a file `go` is in its folder; `print` prints a megabyte.
+    `run` ends at once, `fail` with exit code 3, `kill` by SIGKILL, `wait` when a file `go` is in its folder; `print`
+    prints a megabyte.
     """
 
     def command(self, *, in_container: bool = False) -> list[str]:
@@ -85,11 +86,7 @@ class SmallLaunch(Launch):
 
 @dataclass
 class ExecutorSubject:
-    """What the checks of an executor ask. Its arguments are those of `executor_conformance`.
-
-    Args:
-        folder: for run folders; where jobs run has to see it.
-    """
+    """What the checks of an executor ask. `folder` is for run folders; where jobs run has to see it."""
 
     name: str
     folder: Path
@@ -158,8 +155,8 @@ class ExecutorSubject:
 
     def files_with(self, text: str, launch: Launch) -> list[Path]:
         """The files of a run's folder that hold a text, without those that the job writes itself."""
-        files = (path for path in launch.folder.rglob("*") if path.is_file() and path.name not in _OF_THE_JOB)
-        return [path for path in files if text.encode() in path.read_bytes()]
+        files = [path for path in launch.folder.rglob("*") if path.name not in _OF_THE_JOB]
+        return [path for path in files if text.encode() in _bytes_of(path)]
 
 
 PROFILE_SUITE: Suite[ExecutorSubject] = Suite()
@@ -185,10 +182,8 @@ def its_profile_is_strict(subject: ExecutorSubject) -> None:
         subject.profile(no_such_key=1)
     except ValidationError:
         return
-    raise Unmet(
-        "a key that means nothing is accepted in a profile",
-        hint="profile_model = a subclass of nemotron_steps.config.profiles.Profile",
-    )
+    hint = "profile_model = a subclass of nemotron_steps.config.profiles.Profile"
+    raise Unmet("a key that means nothing is accepted in a profile", hint=hint)
 
 
 SUITE: Suite[ExecutorSubject] = Suite(PROFILE_SUITE)
@@ -221,12 +216,14 @@ def it_gets_what_it_was_given(subject: ExecutorSubject) -> None:
     found = subject.told(launch)
     subject.over(job)
     environment = {**variables, "KIT_PROFILE": AWKWARD, "KIT_SETUP": "done"}
-    for what, got, given, hint in (
-        ("the words of the command", found["words"], list(WORDS), "shlex.join, or a list"),
-        ("the working directory", os.path.realpath(found["cwd"]), os.path.realpath(launch.working_dir), None),
-        *((name, found["environment"].get(name), value, "launch.variables") for name, value in environment.items()),
-    ):
+    pairs: dict[str, tuple[Any, Any]] = {
+        name: (found["environment"].get(name), value) for name, value in environment.items()
+    }
+    pairs["the words of the command"] = (found["words"], list(WORDS))
+    pairs["the working directory"] = (os.path.realpath(found["cwd"]), os.path.realpath(launch.working_dir))
+    for what, (got, given) in pairs.items():
         if got != given:
+            hint = "shlex.join, or a list, for the words; launch.variables"
             raise Unmet(f"{what} not as given: {given!r}", found=repr(got), hint=hint)
 
 
@@ -288,14 +285,10 @@ def a_job_outlives_its_submitter(subject: ExecutorSubject) -> None:
     """`-b`: the terminal is closed, the job goes on, and another process finds it by its name."""
     folder = subject.folder / "another"
     folder.mkdir()
-    request = [subject.name, str(folder), dict(subject.keys), subject.seconds]
-    done = subprocess.run(
-        [sys.executable, "-c", _SUBMITTER, json.dumps(request)],
-        start_new_session=True,
-        capture_output=True,
-        timeout=subject.seconds + 30,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
-    )
+    request = json.dumps([subject.name, str(folder), dict(subject.keys), subject.seconds])
+    words = [sys.executable, "-c", _SUBMITTER, request]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    done = subprocess.run(words, start_new_session=True, capture_output=True, timeout=subject.seconds + 30, env=env)
     if not (folder / "submitted").is_file():
         raise Unmet("a job cannot be submitted from another process", found=done.stderr.decode()[-400:])
     run_folder, job = json.loads((folder / "submitted").read_text())
@@ -304,10 +297,8 @@ def a_job_outlives_its_submitter(subject: ExecutorSubject) -> None:
         time.sleep(0.1)  # what ends with the terminal has ended
         state = subject.executor.status(job).state
         if state.over or Path(run_folder, "stopped").exists():
-            hint = "start_new_session=True; the name alone has to find the job"
-            raise Unmet(
-                "a job ends with the process that submitted it, or is not known to another", found=state, hint=hint
-            )
+            what = "a job ends with the process that submitted it, or is not known to another"
+            raise Unmet(what, found=state, hint="start_new_session=True; the name alone has to find the job")
     finally:
         Path(run_folder, "go").touch()
         subject.over(job)

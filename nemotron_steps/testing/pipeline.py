@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 
 from nemotron_steps.errors import StepsError
-from nemotron_steps.manifest.pipeline_models import PipelineManifest
 from nemotron_steps.session.run_request import RunRequest
 from nemotron_steps.session.session import Session
 from nemotron_steps.testing.suite import Suite, Unmet, told
@@ -25,11 +24,6 @@ class PipelineSubject:
         """What commands plan with."""
         return Session(str(self.folder / "home"))
 
-    @cached_property
-    def manifest(self) -> PipelineManifest:
-        """The pipeline's. Raises the error that it has, or that there is none."""
-        return self.bench.registry.pipeline(self.name)
-
 
 SUITE: Suite[PipelineSubject] = Suite()
 
@@ -38,7 +32,7 @@ SUITE: Suite[PipelineSubject] = Suite()
 def manifest_loads(subject: PipelineSubject) -> None:
     """The file is found, and strict; no step, and no pipeline of an earlier pack, has its plain name."""
     try:
-        manifest = subject.manifest
+        manifest = subject.bench.registry.pipeline(subject.name)
     except StepsError as error:
         raise told(error) from error
     if manifest.hidden:
@@ -50,9 +44,10 @@ def manifest_loads(subject: PipelineSubject) -> None:
 @SUITE.check("manifest_loads")
 def it_plans(subject: PipelineSubject) -> None:
     """With each `-c` and without, before there is data: steps, ports and types fit, and configs compose."""
-    for config in (None, *subject.manifest.configs):
+    manifest = subject.bench.registry.pipeline(subject.name)
+    for config in (None, *manifest.configs):
         try:
-            subject.bench.plan(RunRequest((subject.manifest.name,), (), config), allow_unfilled=True)
+            subject.bench.plan(RunRequest((manifest.name,), (), config), allow_unfilled=True)
         except StepsError as error:
             first = next(iter(getattr(error, "problems", ())), error)
             raise told(first, f"under '{config or 'default'}': ") from error

@@ -52,11 +52,8 @@ def manifest_is_complete(step: StepSubject) -> None:
     for table in ("consumes", "produces", "parameters"):
         for index, entry in enumerate(getattr(manifest, table)):
             if not entry.description:
-                raise Unmet(
-                    f"'{entry.name}' has no description",
-                    where=manifest.where(table, index),
-                    hint='description = "what it is, and its unit"',
-                )
+                where, hint = manifest.where(table, index), 'description = "what it is, and its unit"'
+                raise Unmet(f"'{entry.name}' has no description", where=where, hint=hint)
 
 
 @SUITE.check("manifest_loads")
@@ -67,11 +64,8 @@ def id_is_its_own(step: StepSubject) -> None:
     others = [each for each in step.registry.hidden_steps.values() if each.step.id == plain]
     if manifest.hidden or others:
         packs = sorted({step.registry.steps[plain].pack, *(other.pack for other in others)} - {manifest.pack})
-        raise Unmet(
-            f"the packs {', '.join(packs)} have a step '{plain}' too",
-            where=manifest.where("step", "id"),
-            hint=f'id = "{manifest.pack}/{plain.rpartition("/")[2]}"',
-        )
+        where, hint = manifest.where("step", "id"), f'id = "{manifest.pack}/{plain.rpartition("/")[2]}"'
+        raise Unmet(f"the packs {', '.join(packs)} have a step '{plain}' too", where=where, hint=hint)
 
 
 @SUITE.check("manifest_loads")
@@ -89,11 +83,8 @@ def entry_takes_a_context(step: StepSubject) -> None:
     try:
         inspect.signature(function).bind(object())
     except TypeError as error:
-        raise Unmet(
-            f"'{entry}' cannot be called with one argument: {error}",
-            where=where,
-            hint="def run(context: StepContext[MyConfig]) -> None",
-        ) from error
+        hint = "def run(context: StepContext[MyConfig]) -> None"
+        raise Unmet(f"'{entry}' cannot be called with one argument: {error}", where=where, hint=hint) from error
 
 
 @SUITE.check("manifest_loads")
@@ -105,10 +96,11 @@ def config_model_is_strict(step: StepSubject) -> None:
         raise told(error) from error
     for model in _models_in(schema, []):
         if model.model_config.get("extra") != "forbid" or not model.model_config.get("frozen"):
-            raise Unmet(
-                f"{model.__module__}:{model.__qualname__} lets unknown keys or later changes through",
-                hint='model_config = ConfigDict(frozen=True, extra="forbid")',
+            name, hint = (
+                f"{model.__module__}:{model.__qualname__}",
+                'model_config = ConfigDict(frozen=True, extra="forbid")',
             )
+            raise Unmet(f"{name} lets unknown keys or later changes through", hint=hint)
 
 
 def _models_in(annotation: Any, found: list[Any]) -> list[Any]:
@@ -157,11 +149,9 @@ def parameters_tell_their_defaults(step: StepSubject) -> None:
     for index, parameter in enumerate(step.manifest.parameters):
         found = values.get(parameter.name)
         if parameter.default is not None and found != parameter.default:
-            raise Unmet(
-                f"the default of '{parameter.name}' is not what the manifest says",
-                where=step.manifest.where("parameters", index, "default"),
-                found=f"{found!r} in the config, {parameter.default!r} in the manifest",
-            )
+            where = step.manifest.where("parameters", index, "default")
+            both = f"{found!r} in the config, {parameter.default!r} in the manifest"
+            raise Unmet(f"the default of '{parameter.name}' is not what the manifest says", where=where, found=both)
 
 
 @SUITE.check("every_config_composes")
@@ -205,27 +195,18 @@ def hints_are_reachable(step: StepSubject) -> None:
     for index, strategy in enumerate(step.manifest.strategies):
         for signal in strategy.signal:
             if signal not in raised and not re.search(rf"[\"']{re.escape(signal)}[\"']", source):
-                raise Unmet(
-                    f"nothing raises the signal '{signal}'",
-                    where=step.manifest.where("strategies", index, "signal"),
-                    hint=f"one of {', '.join(sorted(raised))}, or one that the step's code reports",
-                )
+                where = step.manifest.where("strategies", index, "signal")
+                hint = f"one of {', '.join(sorted(raised))}, or one that the step's code reports"
+                raise Unmet(f"nothing raises the signal '{signal}'", where=where, hint=hint)
     for index, error in enumerate(step.manifest.errors):
         if not error.match:
-            raise Unmet(
-                f"the error '{error.name}' matches nothing",
-                where=step.manifest.where("errors", index),
-                hint='match = ["E410", "a pattern of the message"]',
-            )
+            where, hint = step.manifest.where("errors", index), 'match = ["E410", "a pattern of the message"]'
+            raise Unmet(f"the error '{error.name}' matches nothing", where=where, hint=hint)
 
 
 @SUITE.check("manifest_loads")
 def importing_it_is_light(step: StepSubject) -> None:
-    """The modules of the function and of the config import no framework, print nothing and are quick.
-
-    A plan imports the config model. The function's own module is imported before the step is known to run: it imports
-    torch and its like inside of the function.
-    """
+    """The modules of the function and of the config, which a plan imports, import no framework and print nothing."""
     references = [step.manifest.step.entry, step.manifest.step.config_schema]
     modules = sorted({reference.partition(":")[0] for reference in references if reference})
     if not modules:
@@ -254,10 +235,8 @@ def check_import(modules: list[str], seconds: float = 20.0) -> None:
     loaded, threads = json.loads(report)
     heavy = sorted(HEAVY & set(loaded))
     if heavy:
-        raise Unmet(
-            f"importing {', '.join(modules)} imports {', '.join(heavy)}",
-            hint="import it inside of the function that needs it, or under `if TYPE_CHECKING:`",
-        )
+        hint = "import it inside of the function that needs it, or under `if TYPE_CHECKING:`"
+        raise Unmet(f"importing {', '.join(modules)} imports {', '.join(heavy)}", hint=hint)
     if done.stdout or printed:
         raise Unmet(f"importing {', '.join(modules)} prints", found=repr((done.stdout + printed)[:200]))
     if threads:
@@ -275,8 +254,6 @@ def wrong_values_are_refused(step: StepSubject) -> None:
             step.compose([override])
         except StepsError:
             continue
-        raise Unmet(
-            f"the config accepts '{override}'",
-            where=step.manifest.where("parameters", index, "name"),
-            hint="give the field of the config model the type that it has",
-        )
+        where = step.manifest.where("parameters", index, "name")
+        hint = "give the field of the config model the type that it has"
+        raise Unmet(f"the config accepts '{override}'", where=where, hint=hint)

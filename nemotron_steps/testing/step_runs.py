@@ -37,12 +37,9 @@ def show_and_help_render(step: StepSubject) -> None:
     names = [*manifest.inputs, *manifest.outputs, *(parameter.name for parameter in manifest.parameters)]
     missing = [text for text in (manifest.id, manifest.step.description, *names) if " ".join(text.split()) not in shown]
     if missing:
-        raise Unmet(
-            f"`steps show {manifest.id}` does not tell all of it",
-            where=manifest.where("step"),
-            found=f"without {', '.join(map(repr, missing))}",
-            hint="names and descriptions are plain text, without control characters",
-        )
+        found, hint = f"without {', '.join(map(repr, missing))}", "names and descriptions are plain text"
+        where = manifest.where("step")
+        raise Unmet(f"`steps show {manifest.id}` does not tell all of it", where=where, found=found, hint=hint)
 
 
 @SUITE.check(_COMPOSES)
@@ -90,11 +87,9 @@ def says_what_it_did(step: StepSubject) -> None:
 @SUITE.check("outputs_validate")
 def is_quick(step: StepSubject) -> None:
     """The tiny config is done within the seconds that the kit allows."""
-    seconds = _own_result(step, step.first)["seconds"]
+    seconds, hint = _own_result(step, step.first)["seconds"], "give it a config `tiny`, or seconds=…"
     if seconds > step.seconds:
-        raise Unmet(
-            f"the step takes {seconds:.1f} s, of {step.seconds:.1f} s", hint="give it a config `tiny`, or seconds=…"
-        )
+        raise Unmet(f"the step takes {seconds:.1f} s, of {step.seconds:.1f} s", hint=hint)
 
 
 @SUITE.check("outputs_validate")
@@ -105,10 +100,8 @@ def a_second_run_is_cached(step: StepSubject) -> None:
         raise told(again, "the same command again fails: ")
     state = _own_result(step, step.first, 1)["state"]
     if state != "cached":
-        raise Unmet(
-            f"the same command again is not cached: it {state}",
-            hint="what the config takes from clocks, folders or random numbers belongs into the step's function",
-        )
+        hint = "what the config takes from clocks, folders or random numbers belongs into the step's function"
+        raise Unmet(f"the same command again is not cached: it {state}", hint=hint)
 
 
 @SUITE.check("a_second_run_is_cached")
@@ -120,10 +113,8 @@ def same_seed_same_outputs(step: StepSubject) -> None:
     first, second = step.digests(step.first), step.digests(step.second)
     differing = sorted(port for port in first if first[port] != second.get(port))
     if differing:
-        raise Unmet(
-            f"two runs differ in {', '.join(differing)}",
-            hint="seed every generator from the config; sort sets and listings; write no times and no paths",
-        )
+        hint = "seed every generator from the config; sort sets and listings; write no times and no paths"
+        raise Unmet(f"two runs differ in {', '.join(differing)}", hint=hint)
 
 
 @SUITE.check("same_seed_same_outputs")
@@ -152,12 +143,9 @@ def stops_when_asked(step: StepSubject) -> None:
     home = step.folder / "stopped"
     ran = step.process("stopped", [step.words(home)], home=home, at_write=count, signal=int(signal.SIGTERM))
     if not ran.commands or ran.commands[0]["code"] != 130:
-        found = ran.commands[0]["code"] if ran.commands else ran.code
-        raise Unmet(
-            "the step goes on after SIGTERM",
-            found=f"exit code {found}, of 130",
-            hint="`except Exception`, never `except:` or `except BaseException`",
-        )
+        code = ran.commands[0]["code"] if ran.commands else ran.code
+        hint = "`except Exception`, never `except:` or `except BaseException`"
+        raise Unmet("the step goes on after SIGTERM", found=f"exit code {code}, of 130", hint=hint)
 
 
 @SUITE.check("outputs_validate")
@@ -168,11 +156,8 @@ def writes_only_where_it_may(step: StepSubject) -> None:
     for folder, name in (("cwd", "the working directory"), ("user", "HOME")):
         written += [f"{path} in {name}" for path in step.leftovers("first", folder)]
     if written:
-        raise Unmet(
-            "the step writes outside of its folders",
-            found=", ".join(dict.fromkeys(written)),
-            hint="context.outputs[PORT].path, context.work, or tempfile.TemporaryDirectory()",
-        )
+        found, hint = ", ".join(dict.fromkeys(written)), "context.outputs[PORT].path, context.work, or tempfile"
+        raise Unmet("the step writes outside of its folders", found=found, hint=hint)
 
 
 @SUITE.check("outputs_validate")
@@ -243,10 +228,8 @@ def key_knows_every_parameter(step: StepSubject) -> None:
             home = step.folder / "operational" / parameter.name
             ran = step.process(f"operational-{home.name}", [step.words(home, overrides=[override])], home=home)
             if ran.error() is None and step.digests(ran) != step.digests(step.first):
-                raise Unmet(
-                    f"'{override}' changes what is made, and is not part of the cache key",
-                    hint="OPERATIONAL is for keys that change results by rounding at most",
-                )
+                hint = "OPERATIONAL is for keys that change results by rounding at most"
+                raise Unmet(f"'{override}' changes what is made, and is not part of the cache key", hint=hint)
             break
     if not tried:
         raise NotApplicable("the step has no parameter with another value to try")
@@ -266,11 +249,8 @@ def key_knows_the_code(step: StepSubject) -> None:
     packs = tuple(pack.base.parent.resolve() for pack in step.registry.packs if pack.name == step.manifest.pack)
     unknown = sorted(str(f) for f in used - known if not any(f.is_relative_to(pack) for pack in packs))
     if unknown:
-        raise Unmet(
-            "a change of these files would not make the step run again",
-            found=", ".join(unknown),
-            hint="import modules by name (a string 'package.module' counts), or raise the manifest's version",
-        )
+        hint = "import modules by name (a string 'package.module' counts), or raise the manifest's version"
+        raise Unmet("a change of these files would not make the step run again", found=", ".join(unknown), hint=hint)
 
 
 @SUITE.check("a_second_run_is_cached")
@@ -278,11 +258,8 @@ def key_ignores_where_it_runs(step: StepSubject) -> None:
     """Another home, working directory and copy of the inputs have the same cache key."""
     keys = {_own_key(step, step.first), _own_key(step, step.second)}
     if len(keys) > 1:
-        raise Unmet(
-            "the cache key depends on where the step runs",
-            found=" and ".join(sorted(keys)),
-            hint="no default of the config comes from the machine, the folder or the clock",
-        )
+        hint = "no default of the config comes from the machine, the folder or the clock"
+        raise Unmet("the cache key depends on where the step runs", found=" and ".join(sorted(keys)), hint=hint)
 
 
 def _expect_signal(ran: Ran) -> None:
@@ -332,7 +309,7 @@ def _telling(check: str) -> Callable[[StepSubject], None]:
     def tells(step: StepSubject) -> None:
         """Broken input is an error with a code; what the step can cope with may be none."""
         if not step.fed:
-            raise NotApplicable("the step is fed no input")
+            raise NotApplicable("the kit feeds the step no input: its config has `inputs:`, or it reads none")
         cases, ran = _fed_broken(step)
         own = [(ran.error(index), case) for index, case in enumerate(cases) if case.check == check]
         if not own:

@@ -72,16 +72,20 @@ class StepSubject:
     inputs: Mapping[str, Source] = field(default_factory=dict)
     overrides: Sequence[str] = ()
     seconds: float = 60.0
+    fed_before: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Port → the files that it was fed, before any run."""
 
     @cached_property
     def registry(self) -> Registry:
         """Every manifest that is found here."""
         return load_registry()
 
-    @cached_property
-    def fed_before(self) -> dict[str, dict[str, str]]:
-        """Port → the files that it was fed, before any run."""
-        return {port: tree_of(path) for port, path in self.fed.items()}
+    @property
+    def bench(self) -> Session:
+        """A new one, which composes anew; the manifests are read once."""
+        from nemotron_steps.session.session import Session
+
+        return Session(str(self.folder / "home"), registry=self.registry)
 
     def words(
         self,
@@ -103,7 +107,7 @@ class StepSubject:
     def first(self) -> Ran:
         """A run, and the same again in the same home."""
         home = self.folder / "first"
-        assert self.fed_before is not None  # looked at before the first run
+        self.fed_before = {port: tree_of(path) for port, path in self.fed.items()}
         return self.process("first", [self.words(home)] * 2, home=home)
 
     @cached_property
@@ -121,12 +125,8 @@ class StepSubject:
         variables: Mapping[str, str] | None = None,
         **watch: Any,
     ) -> Ran:
-        """Run commands in a process of their own, in empty folders of their own.
-
-        Args:
-            variables: of its environment, beside those of `process_environment`.
-            watch: further fields of the process's request (`at_write`, `signal`, `at_return`).
-        """
+        """Run commands in a process of their own, in empty folders of their own. `watch`: further fields of the
+        process's request (`at_write`, `signal`, `at_return`)."""
         place = self.folder / "processes" / name
         cache = self.folder / "cache"
         for folder in ("cwd", "tmp", "user"):
@@ -136,7 +136,8 @@ class StepSubject:
             "commands": [list(words) for words in commands],
             "allowed": [str(home), str(place / "tmp"), str(cache)],
             "inside": str(home / "work"),
-            **self.watched,
+            "step": self.manifest.id,
+            "package": self.entry_module.partition(".")[0],
             **watch,
         }
         request.write_text(json.dumps(asked))
@@ -179,11 +180,6 @@ class StepSubject:
         return self.config or next((name for name in ("tiny", "default") if name in names), None)
 
     @property
-    def watched(self) -> dict[str, str]:
-        """The step whose function is watched, and its package."""
-        return {"step": self.manifest.id, "package": self.entry_module.partition(".")[0]}
-
-    @property
     def entry_module(self) -> str:
         """The module of the step's function."""
         return (self.manifest.step.entry or "").partition(":")[0]
@@ -201,15 +197,8 @@ class StepSubject:
         self, overrides: Sequence[str] = (), config: str | None = None, *, as_it_is: bool = False
     ) -> StepConfig:
         """A config of the step, checked by its model; `as_it_is`: without the overrides of the kit's runs."""
-        return self._bench().compose(
-            self.manifest.id, config or self.config_name, [*(() if as_it_is else self.overrides), *overrides]
-        )
-
-    def _bench(self) -> Session:
-        """A new one, which composes anew; the manifests are read once."""
-        from nemotron_steps.session.session import Session
-
-        return Session(str(self.folder / "home"), registry=self.registry)
+        given = [*(() if as_it_is else self.overrides), *overrides]
+        return self.bench.compose(self.manifest.id, config or self.config_name, given)
 
     @cached_property
     def fed(self) -> dict[str, Path]:
@@ -243,7 +232,7 @@ class StepSubject:
 
         fed = {port: str(path) for port, path in self.fed.items()}
         asked = RunRequest((self.manifest.id,), (*self.overrides, *overrides), self.config_name, fed)
-        planned = self._bench().plan(asked).step(self.manifest.id)
+        planned = self.bench.plan(asked).step(self.manifest.id)
         store = ArtifactStore(self.folder / "home")
         inputs: dict[str, Artifact] = {}
         for port, source in planned.inputs.items():

@@ -32,13 +32,8 @@ class Unmet(AssertionError):
 def told(
     error: StepsError | Mapping[str, Any], before: str = "", *, where: str | None = None, hint: str | None = None
 ) -> Unmet:
-    """What an error, or the JSON of one, says, as what a check found.
-
-    Args:
-        before: what comes before its sentence.
-        where: the place, instead of the error's.
-        hint: of an error that has none.
-    """
+    """What an error, or the JSON of one, says, with words `before` it; a place instead of its own, and a hint if it has
+    none."""
     said = error.to_dict() if isinstance(error, StepsError) else error
     code = f"{said['code']}: " if said.get("code") else ""
     hints = "; ".join(said.get("hints") or ()) or hint or said.get("expected")
@@ -66,56 +61,42 @@ class Outcome:
     error: Exception | None = None
 
 
-@dataclass(frozen=True)
-class Check(Generic[SubjectT]):
-    """One check: its name in pytest's output, what it does, and the checks that have to pass first."""
-
-    name: str
-    run: Callable[[SubjectT], None]
-    needs: tuple[str, ...] = ()
+Check = Callable[[SubjectT], None]
 
 
 class Suite(Generic[SubjectT]):
-    """The checks of one kind, in the order in which they are shown."""
+    """The checks of one kind, by name, in the order in which they are shown, each with what has to pass first."""
 
     def __init__(self, *parts: Suite[SubjectT]) -> None:
-        self.checks: dict[str, Check[SubjectT]] = {name: each for part in parts for name, each in part.checks.items()}
+        self.checks: dict[str, tuple[Check[SubjectT], tuple[str, ...]]] = {}
+        for part in parts:
+            self.checks |= part.checks
 
-    def check(self, *needs: str) -> Callable[[Callable[[SubjectT], None]], Callable[[SubjectT], None]]:
+    def check(self, *needs: str) -> Callable[[Check[SubjectT]], Check[SubjectT]]:
         """Add a function as a check under its own name, behind the checks it `needs`."""
 
-        def add(function: Callable[[SubjectT], None]) -> Callable[[SubjectT], None]:
-            self.checks[function.__name__] = Check(function.__name__, function, needs)
+        def add(function: Check[SubjectT]) -> Check[SubjectT]:
+            self.checks[function.__name__] = (function, needs)
             return function
 
         return add
 
     def test_class(self, name: str, open_subject: Callable[[Path], SubjectT]) -> type:
-        """A class of tests for pytest, one method `test_CHECK` a check. The subject is opened once for all.
-
-        Args:
-            name: of the class; pytest shows the name it is assigned to.
-            open_subject: given an empty folder, the subject.
-        """
+        """A class of tests for pytest, one method `test_CHECK` a check. The subject is opened once for all, in an empty
+        folder."""
         import pytest
 
-        suite = self
         opened: dict[type, Examination[SubjectT]] = {}
 
-        def examination(self: Any, tmp_path_factory: pytest.TempPathFactory) -> Examination[SubjectT]:
-            if type(self) not in opened:
-                opened[type(self)] = Examination(suite, open_subject(tmp_path_factory.mktemp("kit")))
-            return opened[type(self)]
+        def examination(this: Any, tmp_path_factory: pytest.TempPathFactory) -> Examination[SubjectT]:
+            if type(this) not in opened:
+                opened[type(this)] = Examination(self, open_subject(tmp_path_factory.mktemp("kit")))
+            return opened[type(this)]
 
-        members: dict[str, Any] = {
-            "__doc__": f"Conformance of {name}.",
-            "examination": pytest.fixture(examination),
-        }
-
-        def test_of(check: Check[SubjectT]) -> Callable[[Any, Examination[SubjectT]], None]:
+        def test_of(check: str) -> Callable[[Any, Examination[SubjectT]], None]:
             def test(self: Any, examination: Examination[SubjectT]) -> None:
                 __tracebackhide__ = True
-                outcome = examination.outcome(check.name)
+                outcome = examination.outcome(check)
                 if outcome.error is not None:
                     raise outcome.error
                 if outcome.state is State.FAILED:
@@ -123,11 +104,11 @@ class Suite(Generic[SubjectT]):
                 if outcome.state is State.SKIPPED:
                     pytest.skip(outcome.text)
 
-            test.__name__, test.__doc__ = f"test_{check.name}", check.run.__doc__
+            test.__name__, test.__doc__ = f"test_{check}", self.checks[check][0].__doc__
             return test
 
-        members |= {f"test_{check.name}": test_of(check) for check in self.checks.values()}
-        return type(name, (), members)
+        members: dict[str, Any] = {"__doc__": f"Conformance of {name}.", "examination": pytest.fixture(examination)}
+        return type(name, (), members | {f"test_{check}": test_of(check) for check in self.checks})
 
 
 class Examination(Generic[SubjectT]):
@@ -138,24 +119,24 @@ class Examination(Generic[SubjectT]):
         self.subject = subject
         self._outcomes: dict[str, Outcome] = {}
 
-    def outcome(self, name: str) -> Outcome:
-        """How the check of that name ended. KeyError if there is none."""
-        if name not in self._outcomes:
-            self._outcomes[name] = self._examine(self.suite.checks[name])
-        return self._outcomes[name]
-
     def outcomes(self, names: Iterable[str] | None = None) -> dict[str, Outcome]:
         """How every check (or those named) ended, in order."""
         return {name: self.outcome(name) for name in (names or self.suite.checks)}
 
-    def _examine(self, check: Check[SubjectT]) -> Outcome:
-        for need in check.needs:
+    def outcome(self, name: str) -> Outcome:
+        """How the check of that name ended. KeyError if there is none."""
+        if name not in self._outcomes:
+            self._outcomes[name] = self._examine(*self.suite.checks[name])
+        return self._outcomes[name]
+
+    def _examine(self, check: Check[SubjectT], needs: tuple[str, ...]) -> Outcome:
+        for need in needs:
             first = self.outcome(need)
             if first.state is not State.PASSED:
                 why = f"{need} comes first, and fails" if first.state is State.FAILED else first.text
                 return Outcome(State.SKIPPED, why)
         try:
-            check.run(self.subject)
+            check(self.subject)
         except NotApplicable as reason:
             return Outcome(State.SKIPPED, str(reason))
         except Unmet as found:

@@ -39,30 +39,24 @@ _CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
 }
 """Audit event → which of its arguments are paths that it changes, each with the argument that is the open folder it is
 relative to, as in shutil.rmtree (-1: none)."""
-_HELPERS = ("from multiprocessing.resource_tracker import main",)
-"""Programs that Python starts once for a process and that end with it."""
-_BY_LIBRARIES = ("TORCHINDUCTOR_CACHE_DIR",)
-"""Variables that an import sets for the whole process: torch keeps its default there."""
+_HELPER = "from multiprocessing.resource_tracker import main"
+"""A program that Python starts once for a process and that ends with it."""
+_BY_TORCH = "TORCHINDUCTOR_CACHE_DIR"
+"""A variable that an import sets for the whole process: torch keeps its default there."""
 _NOWHERE = ("/dev/", "/proc/")
 
 
 @dataclass
 class Seen:
-    """What was seen.
-
-    Attributes:
-        written: paths written to or changed, outside of the folders allowed.
-        writes_inside: files opened for writing below the work folder.
-        hosts: addresses beyond this machine that were asked.
-        changed: what of the process is otherwise than before: working directory, environment, signal handlers.
-        threads, children: what the function left running.
-        modules: name → file of the modules loaded from the step's own package.
-        read: other files of the step's own package that were read.
-    """
+    """What was seen: besides the obvious, what of the process is otherwise than before (`changed`), what the function
+    left running (`threads`, `children`), and the modules and other files of the step's own package that it used."""
 
     written: list[str] = field(default_factory=list)
+    """Paths written to or changed, outside of the folders allowed."""
     writes_inside: int = 0
+    """Files opened for writing below the work folder."""
     hosts: list[str] = field(default_factory=list)
+    """Addresses beyond this machine that were asked."""
     changed: list[str] = field(default_factory=list)
     threads: list[str] = field(default_factory=list)
     children: list[str] = field(default_factory=list)
@@ -73,11 +67,8 @@ class Seen:
 class Watch:
     """Looks on while its `watching()` is open; a process has at most one, for audit hooks stay for good.
 
-    Args:
-        allowed: folders the function may write to.
-        inside: the work folder, whose files are counted.
-        package: the step's own top-level package or module.
-        at_write, with_signal: at the so manieth file opened for writing inside, this process gets that signal.
+    A step of `package` may write to the `allowed` folders; `inside`, the work folder, its files are counted, and at the
+    so manieth of them (`at_write`) this process gets the signal.
     """
 
     def __init__(
@@ -164,7 +155,7 @@ def process_state() -> dict[str, Any]:
     os.umask(umask)
     return {
         "the working directory": os.getcwd(),
-        "the environment": {name: value for name, value in os.environ.items() if name not in _BY_LIBRARIES},
+        "the environment": {name: value for name, value in os.environ.items() if name != _BY_TORCH},
         "a signal's handler": {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)},
         "the umask": umask,
     }
@@ -179,9 +170,7 @@ def _children() -> dict[int, str]:
         except OSError:  # a thread that just ended
             continue
     commands = {pid: _command(pid) for pid in found}
-    return {
-        pid: command for pid, command in commands.items() if command and not any(each in command for each in _HELPERS)
-    }
+    return {pid: command for pid, command in commands.items() if command and _HELPER not in command}
 
 
 def _command(pid: int) -> str:

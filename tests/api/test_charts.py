@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
-from nemotron_steps.api.result import Plot, result_html
+from nemotron_steps.api.result import Plot, Result
 from nemotron_steps.artifacts.models import Artifact
 
 
@@ -24,10 +24,10 @@ def test_a_run_is_told_by_what_its_steps_took_that_ran_and_what_the_last_one_cam
         id="r1", status="failed", steps=steps, summary=summary, outputs={"model": model},
         error={"code": "E600", "what": "a < b"}, plot=lambda: Plot({}),
     )  # fmt: skip
-    page = result_html(result)  # type: ignore[arg-type]
+    page = Result._repr_html_(result)  # type: ignore[arg-type]
     assert "<b>r1</b> · failed · 42" in page and "<p>error[E600]: a &lt; b</p>" in page
     assert re.findall(r"<tr><td>([^<]*)</td><td>(.*?)</td></tr>", page) == [
         *(("held out", "0.25 → 0.75 (+0.5)"), ("by", "x 1, y 0.5"), ("rows", "1234"), ("model", "m:v1  /home/x"))
     ]
     result.error = None
-    assert "<p>" not in result_html(result)  # type: ignore[arg-type]
+    assert "<p>" not in Result._repr_html_(result)  # type: ignore[arg-type]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from nemotron_steps.api.running import outside_event_loop
 
 
@@ -26,13 +24,3 @@ def test_loops_nest_and_the_outer_one_goes_on() -> None:
             return [*found, await beside]
 
     assert asyncio.run(cell()) == ["done", "done", "done"]
-
-
-def test_an_error_passes_and_the_outer_loop_is_back() -> None:
-    async def cell() -> bool:
-        with pytest.raises(KeyError), outside_event_loop():
-            raise KeyError
-        await asyncio.sleep(0)
-        return asyncio.current_task() is not None
-
-    assert asyncio.run(cell())

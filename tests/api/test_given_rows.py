@@ -61,12 +61,6 @@ def test_tables_that_export_arrow_are_rows(tmp_path: Path) -> None:
     ]
 
 
-def test_paths_stay_as_they_are(tmp_path: Path) -> None:
-    assert data_reference("rows.parquet", tmp_path / "given") == "rows.parquet"
-    assert data_reference(Path("rows.parquet"), tmp_path / "given") == "rows.parquet"
-    assert not (tmp_path / "given").exists()
-
-
 @pytest.mark.parametrize(
     ("dataset", "told"),
     [

@@ -151,13 +151,3 @@ def _until_running(run_id: str) -> None:
     while open_run(run_id).status != "running":
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def test_what_is_forced_here_is_forced_where_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[base.Launch] = []
-    monkeypatch.setattr(Queue, "submit", lambda self, launch: taken.append(launch) or "job-1")
-    first = run(**ASKED, profile="queue", wait=False, progress=False, force=True)
-    again = run(**ASKED, profile="queue", wait=False, progress=False, resume=first.id)
-    assert again.id == first.id and [launch.attached for launch in taken] == [False, False]
-    assert get_run(ArtifactStore(), first.id).forced == {"toy/train": ""}
-    assert not any("--force" in launch.arguments for launch in taken)

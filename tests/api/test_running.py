@@ -16,17 +16,8 @@ from typing import Any
 import pytest
 
 from nemotron_steps import Artifacts, StepsError, open_run, plan, run
-from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.cli.run import run_here
-from nemotron_steps.errors import (
-    InterruptedRunError,
-    NonFiniteLossError,
-    PlanError,
-    RequestError,
-    UnknownNameError,
-)
-from nemotron_steps.runs.locks import hold
-from nemotron_steps.runs.run_folder import RunFolder
+from nemotron_steps.errors import InterruptedRunError, NonFiniteLossError, PlanError, RequestError, UnknownNameError
 from tests.cli.conftest import TOY_PACK
 
 
@@ -172,12 +163,3 @@ def test_the_stop_button_pressed_twice_leaves_the_kernel() -> None:
     ended = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=120, check=False)
     said = "the kernel goes on after InterruptedRunError interrupted True\n"
     assert ended.returncode == 0 and ended.stdout.endswith(said), ended.stdout + ended.stderr
-
-
-def test_a_run_of_another_process_is_not_waited_for(workplace: Path) -> None:
-    store = ArtifactStore()
-    folder = RunFolder(store, "r1")
-    folder.update(folder.create("toy/train", {}), status="running")
-    with hold(folder.lock, {}, lambda holder: None), pytest.raises(RequestError, match="no executor works") as raised:
-        open_run("r1").wait()
-    assert (raised.value.found, raised.value.hints) == ("running", ("steps watch r1",))

@@ -18,7 +18,7 @@ from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.packs import PackSearch, builtin_pack_root, open_pack
 from nemotron_steps.manifest.registry import load_registry
 from tests.cli.conftest import Cli
-from tests.manifest.public_pack import SHARED, public_pack
+from tests.manifest.public_pack import public_pack
 
 
 def _ids(cli: Cli, *arguments: str) -> set[str]:
@@ -55,12 +55,6 @@ def test_show(cli):
     assert "steps run toy/train -c tiny --dry-run" in result.out
 
 
-def test_show_json_has_manifest_and_configs(cli):
-    shown = cli("show", "toy/train", "--json").json
-    assert shown["manifest"]["step"]["entry"] == "toy_steps:train"
-    assert set(shown["configs"]) == {"default", "tiny"}
-
-
 def test_types(cli):
     result = cli("types")
     assert "└── toy_rows" in result.out
@@ -84,29 +78,6 @@ def test_a_broken_manifest_is_mentioned_and_the_rest_works(cli, workplace):
     shown = cli("show", "toy/bad")
     assert shown.code == 2
     assert "bad.toml:3" in shown.err
-
-
-def test_help_and_version(cli):
-    assert "usage: steps" in cli("--help").out
-    assert cli("--version").out.strip()
-    assert "usage: steps run" in cli("run", "--help").out
-    assert "usage: steps" in cli().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "hint"),
-    [
-        (("lst",), "did you mean 'list'"),
-        (("list", "--categorie", "x"), "--category"),
-        (("artifacts", "lst"), "did you mean 'list'"),
-        (("show",), "steps show --help"),
-        (("run", "--dryrun", "toy/make"), "--dry-run"),
-    ],
-)
-def test_a_wrong_command_line_names_the_nearest(cli, arguments, hint):
-    result = cli(*arguments)
-    assert result.code == 2
-    assert hint in result.err
 
 
 for module in ("nemotron_steps.cli.parser", "nemotron_steps.resolver.problems"):
@@ -182,33 +153,6 @@ def public(workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     root = public_pack(tmp_path)
     monkeypatch.setenv("STEPS_PATH", str(root))
     return root
-
-
-def test_every_public_step_is_listed_and_shown(cli: Cli, public: Path) -> None:
-    rows = [row for row in cli("list", "--json").json["steps"] if row["pack"] == "public"]
-    assert len(rows) == 24
-    for row in rows:
-        shown = cli("show", row["id"])
-        assert shown.code == 0 and "can be planned, not run" in shown.out, row["id"]
-        assert "The public one of" in shown.out
-    assert {row["id"] for row in rows} >= {f"public:{step_id}" for step_id in SHARED}
-    ours = cli("show", "nemotron_steps:sft/automodel")
-    assert ours.out == cli("show", "sft/automodel").out and "Public" not in ours.out
-    # Its own configs, not those of the built-in step of that id.
-    assert cli("show", "public:rl/nemo_rl/rlhf", "--json").json["configs"].keys() == {"default", "tiny"}
-
-
-def test_the_main_job_plans_as_without_the_pack(
-    cli: Cli, public: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    command = ("plan", "rl/nemo_rl/rlhf", "-c", "tiny", "--json")
-    beside = cli(*command).json
-    monkeypatch.delenv("STEPS_PATH")
-    alone = cli(*command).json
-    assert beside["steps"] == alone["steps"] and alone["warnings"] == []
-    assert beside["warnings"] == [
-        "rl/nemo_rl/rlhf is that of pack nemotron_steps; there is also public:rl/nemo_rl/rlhf"
-    ]
 
 
 def test_a_step_without_an_implementation_is_planned_and_says_so_on_run(

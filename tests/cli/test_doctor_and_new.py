@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.cli.main import steps
-from nemotron_steps.cli.scaffold import with_entry_point
-from nemotron_steps.errors import RequestError
 
 
 def test_doctor_looks_at_everything(cli, workplace):
@@ -57,7 +55,6 @@ def findings_where(cli, monkeypatch, *kept):
     ("returned", "state", "detail"),
     [
         ((1, "", "Traceback\nImportError: libcudart"), "failed", "ImportError: libcudart"),
-        ((1, "", ""), "failed", "does not load"),
         ((0, "a warning\n2.12|True|8|H100\n", ""), "ok", "2.12, 8 × H100"),
         ((0, "2.12|False|0|\n", ""), "warning", "2.12, sees no GPU although there is a driver"),
         (None, "failed", "does not load within"),
@@ -74,39 +71,6 @@ def test_doctor_says_how_torch_stands(cli, workplace, monkeypatch, returned, sta
     torch = findings_where(cli, monkeypatch, "_software")["torch"]
     assert torch["state"] == state and torch["detail"].startswith(detail)
     assert bool(torch["fix"]) == (state != "ok")
-
-
-def compiler_finding(cli):
-    result = cli("doctor", "--json")
-    (finding,) = [finding for finding in result.json if finding["name"] == "C compiler"]
-    return result.code, finding
-
-
-@pytest.fixture
-def one_kernel(tmp_path, monkeypatch):
-    """A C file that takes no time, and nothing else to look at."""
-    monkeypatch.setattr("nemotron_steps.cli.doctor._software", lambda: iter(()))
-    (tmp_path / "kernels").mkdir()
-    (tmp_path / "kernels" / "one.c").write_text("int one(void) { return 1; }\n")
-    monkeypatch.setattr("nemotron_steps.engine.kernels.compiler._SOURCES", tmp_path / "kernels")
-    monkeypatch.delenv("CC", raising=False)
-    return tmp_path / "kernels" / "one.c"
-
-
-@pytest.mark.compiler
-def test_doctor_compiles_the_kernels(cli, workplace, one_kernel):
-    code, finding = compiler_finding(cli)
-    assert (code, finding["state"]) == (0, "ok")
-    assert len(list((workplace.parent / "cache" / "nemotron_steps" / "kernels").iterdir())) == 1
-
-
-@pytest.mark.compiler
-def test_doctor_says_that_compiled_kernels_do_not_load(cli, workplace, one_kernel):
-    """As clang's, which need an OpenMP that torch does not have."""
-    one_kernel.write_text("void of_nowhere(void);\nvoid work(void) { of_nowhere(); }\n")
-    code, finding = compiler_finding(cli)
-    assert (code, finding["state"], finding["fix"]) == (0, "warning", "export CC=gcc")
-    assert "of_nowhere" in finding["detail"]
 
 
 def test_what_doctor_tries_dies_with_it():
@@ -245,10 +209,3 @@ def test_a_name_that_is_taken_or_malformed_is_refused(cli):
     assert malformed.code == 2 and "steps new environment acme_lookup" in malformed.err
     unknown = cli("new", "thing", "acme")
     assert unknown.code == 2 and "steps new environment acme_lookup" in unknown.err
-
-
-def test_an_entry_point_of_another_thing_is_not_replaced():
-    text = with_entry_point('[project]\nname = "x"\n', "group", "a", "x:A")
-    assert with_entry_point(text, "group", "a", "x:A") == text
-    with pytest.raises(RequestError, match="announces another 'a'"):
-        with_entry_point(text, "group", "a", "x:B")

@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -228,43 +227,3 @@ def test_the_page_is_written_and_named(cli, workplace):
     assert "toy/make/rows:v1" in (workplace / "home" / "index.html").read_text()
     made = cli("index", "--out", "pages/all.html", "--json").json
     assert made == {"index": "pages/all.html"} and (workplace / "pages" / "all.html").is_file()
-
-
-pytest.importorskip("s3fs")
-
-HOME = "s3://bucket/home"
-SECRETS = ("AKIAUNREACHABLE000001", "unreachable-secret-key", "endpoint-password")
-Reach = Callable[[str], None]
-
-
-@pytest.fixture
-def reach(monkeypatch: pytest.MonkeyPatch) -> Reach:
-    """Make S3 the server at an address."""
-    import fsspec
-    import s3fs
-
-    def at(address: str) -> None:
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", SECRETS[0])
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRETS[1])
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{address}")
-        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-        fsspec.config.conf.clear()
-        s3fs.S3FileSystem.clear_instance_cache()
-
-    return at
-
-
-@pytest.mark.parametrize(
-    "command", [("artifacts", "list"), ("runs",), ("run", "toy/train", "-c", "tiny"), ("artifacts", "verify", "--json")]
-)
-def test_a_server_that_is_not_there_is_a_storage_error_worth_another_try(cli, reach, command):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    reach(f"someone:{SECRETS[2]}@127.0.0.1:{port}")
-    result = cli(*command, "--home", HOME)
-    said = result.out + result.err
-    assert result.code == 3
-    assert "E720" in said and "the store cannot be reached" in said and HOME in said
-    assert "Traceback" not in said
-    assert [secret for secret in SECRETS if secret in said] == []

@@ -9,34 +9,13 @@ from dataclasses import fields, replace
 import pytest
 
 from nemotron_steps.cli.errors import SWITCHES, Typed
-from nemotron_steps.cli.main import _unknown_flag
-from nemotron_steps.cli.parser import build, refuse_flags_first, request_of, split_passthrough
+from nemotron_steps.cli.parser import build, refuse_flags_first, request_of
 from nemotron_steps.session.run_request import RunRequest, UsageError
-
-
-@pytest.mark.parametrize(
-    ("words", "split"),
-    [
-        (["a", "--", "b", "--", "c"], (["a"], ["b", "--", "c"])),
-        (["a", "--"], (["a"], [])),
-        (["a"], (["a"], [])),
-        ([], ([], [])),
-    ],
-)
-def test_what_stands_after_the_first_two_dashes_is_handed_on(words, split):
-    assert split_passthrough(words) == split
 
 
 @pytest.mark.parametrize("first", ["-h", "--help", "--version"])
 def test_what_is_asked_of_the_program_itself_may_stand_first(first):
     refuse_flags_first(build("steps"), [first, "run"])
-
-
-def test_a_misspelt_flag_with_a_value_is_named_without_it():
-    error = _unknown_flag("--confg=tiny", build("steps").parse_args(["plan", "toy/make"]), "steps")
-    assert "'--confg'" in error.what and error.hints[0].startswith("did you mean '--config'")
-    error = _unknown_flag("--quite-another", build("steps").parse_args(["types"]), "steps")
-    assert error.hints == ("steps types --help",)
 
 
 EVERYTHING = RunRequest(
@@ -90,7 +69,7 @@ def test_a_request_that_says_too_little_or_too_much_is_refused(given, says):
     ],
 )
 def test_a_record_that_no_request_writes_is_told_by_its_field(change):
-    with pytest.raises(ValueError, match=f"`{next(iter(change))}`"):
+    with pytest.raises(ValueError, match=next(iter(change))):
         RunRequest.from_dict({**EVERYTHING.to_dict(), **change})
 
 
@@ -115,14 +94,10 @@ def test_a_secret_is_hidden_in_whichever_part_it_stands_and_nothing_else_is():
         ("steps", "plan P one.a=x", "one.a=1 b=2", "override 'a=x'", "steps plan P one.a=1 b=2"),
         ("steps", "run S --config tny d=1", "-c tiny", "-c tny", "steps run S --config tiny d=1"),
         ("steps", "run S -b CLUTER", "-r CLUSTER", None, "steps run S -b CLUSTER"),
-        ("steps", "run S -b C -r C", "-r C", "-r C -b C", "steps run S -r C"),
         ("steps", "run S --run=C a=1 --batch C", "-r C", "-r C -b C", "steps run S a=1 -r C"),
         ("steps", "run S --input p=A --input q=B", "--input q=C", None, "steps run S --input p=A --input q=C"),
         ("steps", "run S -- --x 1", "--input p=PATH", None, "steps run S --input p=PATH -- --x 1"),
         ("steps", "run P --from b", "--until a   # makes it", "--from b", "steps run P --until a"),
-        ("steps", "run S --home . -c tiny", "a.b=1", None, "steps run S --home . -c tiny a.b=1"),
-        ("steps", "run S --over a.b=1,2 -c t", "a.b=1", None, "steps run S --over a.b=1,2 -c t a.b=1"),
-        ("steps", "run --force S", "--force a.b=1", None, "steps run --force S a.b=1"),
         ("steps", "run S 'x=[a b]'", "k='c d'", None, "steps run S 'x=[a b]' 'k=c d'"),
         (
             "nemotron",
@@ -131,9 +106,7 @@ def test_a_secret_is_hidden_in_whichever_part_it_stands_and_nothing_else_is():
             None,
             "nemotron super3 rl rlvr -c test --run C g=1 n=2",
         ),
-        ("nemotron steps", "plan S --home /h", "a=1", None, "nemotron steps plan S --home /h a=1"),
         ("steps", "run S", "steps plan A S", None, None),
-        ("steps", "run S", "did you mean 'x'?", None, None),
         ("steps", "", "a=1", None, None),
     ],
 )
@@ -175,21 +148,15 @@ LONG = "a" * 300
     [
         ("artifacts", "show", LONG),
         ("artifacts", "add", LONG),
-        ("artifacts", "list", "--name", LONG),
         ("plan", LONG),
-        ("plan", f"{LONG}.toml"),
         ("plan", "toy/train", "-c", LONG),
-        ("plan", "toy/train", "-c", f"./{LONG}.yaml"),
         ("plan", "toy/train", "--input", f"rows={LONG}"),
-        ("plan", "toy/train", "--input", f"rows=./{LONG}"),
-        ("run", "toy/train", "--input", f"rows={LONG}:v1"),
         ("run", "--resume", LONG),
         ("status", LONG),
-        ("runs", "--home", f"./{LONG}"),
     ],
     ids=lambda command: " ".join(command).replace(LONG, "LONG"),
 )
 def test_a_long_name_is_refused_without_a_traceback(cli, command):
     result = cli(*command)
-    assert result.code == (0 if "--name" in command else 2)
+    assert result.code == 2
     assert "Traceback" not in result.err and "internal error" not in result.err

@@ -79,15 +79,6 @@ def test_a_recipes_command_is_a_step_with_its_config(nemo: Cli, cli: Cli, comman
     assert ours == theirs
 
 
-def test_the_pages_own_names_of_keys_are_taken(nemo: Cli) -> None:
-    found = nemo("nano3", "rl", "grpo.num_iterations=7", "grpo.learning_rate=5e-7", "-d", "--json")
-    assert found.code == 0, found.err
-    config = found.json["configs"]["rl/nemo_rl/rlvr"]
-    assert config["grpo"]["max_num_steps"] == 7
-    optimizer = config["policy"]["megatron_cfg"]["optimizer"]
-    assert (optimizer["lr"], optimizer["min_lr"]) == (5e-7, 5e-7)
-
-
 def test_sample_limits_the_rows_of_every_data_set(nemo: Cli) -> None:
     configs = nemo("super3", "data", "prep", "rl", "--sample", "50", "-d", "--json").json["configs"]
     assert {name: config["sample"] for name, config in configs.items()} == dict.fromkeys(

@@ -128,11 +128,8 @@ def test_a_dry_run_shows_what_is_no_secret(cli, pack):
     "override",
     [
         "judge.api_key=canary$(x",
-        "judge.api_key=[canary",
         "judge.api_key=canary1,canary2",
         "judge.api_kye=canary",
-        "judge.model.api_key=canary",
-        "judge.api_key={a:canary}",
         "hf_token=canary",
         "optimizer.lr=canary-0123456789abcdefgh",
     ],
@@ -145,38 +142,22 @@ def test_the_value_of_a_refused_override_is_not_echoed(cli, override):
     assert canaries(cli("plan", "toy_all", override).err) == set()
 
 
-@pytest.mark.parametrize("flags", [(), ("--json",)])
-@pytest.mark.parametrize("key", ["policy.hf_token", "env.nemo_gym.judge_model.api_key", "policy.api_kye"])
-def test_the_value_of_an_unknown_key_that_looks_secret_is_offered_under_no_other_key(cli, key, flags):
-    result = cli("plan", "rl/nemo_rl/rlvr", "-c", "tiny", f"{key}=canary-typed", *flags)
-    assert result.code != 0 and f"unknown key '{key}'" in result.out + result.err
-    assert canaries(result.out + result.err) == set()
-
-
 SECRETS = (
     ("judge.api_key", "canary"),
     ("judge.api_key:", "canary"),
-    ("judge.api_key=", "canary"),
-    ("judge.api_key", "=canary"),
     ("judge.api_key", "=", "canary"),
     ("judge.api_key:canary",),
     ("judge.api_key: canary horse",),
-    ("judge.api_key canary",),
     ("+judge.api_key", "canary"),
-    ("~judge.api_key", "canary"),
     ("--judge.api_key", "canary"),
     ("--judge.api_key=canary",),
     ("--api-key", "canary"),
-    ("--api-kye=canary",),
     ("api_key", "canary"),
     ("token:canary",),
-    ("hf_tokn", "canary"),
     ("judge.api_key", "canary=="),
     ("judge.api_key", "canary="),
-    ("judge.api_key", "==", "canary"),
     ("toy/train.judge.api_key", "canary"),
     ("judge/api_key", "canary"),
-    ("judge..api_key", "canary"),
 )
 
 
@@ -198,11 +179,9 @@ def test_what_is_no_override_is_told_how_one_is_written(cli, words):
     [
         "show api_key canary",
         "explain api_key canary",
-        "env serve equivalence api_key canary",
         "env serve equivalence_llm_judge api_key= canary",
         "plan toy/train api_key canary --dryrun",
         "run toy/train --dryrun api_key canary",
-        "run toy/train --no-such -- api_key canary",
         "artifacts show api_key canary",
     ],
 )
@@ -210,11 +189,6 @@ def test_the_value_of_a_secret_key_is_in_no_error_of_any_command(cli, command):
     result = cli(*command.split())
     assert result.code == 2 and result.err.startswith("error[")
     assert "canary" not in result.out + result.err
-
-
-def test_a_word_that_is_masked_in_one_error_is_shown_in_the_next(cli):
-    assert "'***'" in cli("plan", "api_key:canary").err + cli("plan", "canary", "api_key", "canary").err
-    assert "canary" in cli("plan", "canary").err
 
 
 @pytest.mark.parametrize(

@@ -10,21 +10,8 @@ import sys
 
 import pytest
 
-HEAVY = (
-    "torch",
-    "ray",
-    "vllm",
-    "hydra",
-    "omegaconf",
-    "wandb",
-    "transformers",
-    "megatron",
-    "pydantic",
-    "rich",
-    "numpy",
-    "aiohttp",
-)
-
+HEAVY = {"torch", "ray", "vllm", "hydra", "omegaconf", "wandb", "transformers", "megatron"}
+HEAVY |= {"pydantic", "rich", "numpy", "aiohttp"}
 PROBE = """
 import sys, json
 from nemotron_steps.cli.main import steps

@@ -18,107 +18,84 @@ AWAIT = "        await asyncio.sleep(0)\n"
 LOOP = "        for _ in range(0, len(text), 16):\n            text.upper()\n"
 
 
+def swap(old: str, new: str) -> tuple[Change, ...]:
+    return ((CODE, old, new),)
+
+
 def in_verify(line: str) -> tuple[Change, ...]:
     """One more line of `verify`, before the answer is compared."""
     return ((CODE, TEXT, f"{TEXT}        {line}\n"),)
 
 
 BROKEN: dict[str, tuple[Change, ...]] = {
-    "is_registered": ((CODE, 'name: ClassVar[str] = "toykit_env"', 'name: ClassVar[str] = "other"'),),
+    "is_registered": swap('name: ClassVar[str] = "toykit_env"', 'name: ClassVar[str] = "other"'),
     "importing_it_is_light": ((CODE, "import json\n", "import json\nimport jax\n"), ("jax.py", "", "a = 1\n")),
-    "it_is_documented": ((CODE, "A row has `expected_answer`, the sum as text.", ""),),
-    "env_show_renders": (
-        (
-            CODE,
-            "config_class = SumConfig",
-            "config_class = create_model('Made', __base__=EnvironmentConfig, full=(float, 1.0))",
-        ),
+    "it_is_documented": swap("A row has `expected_answer`, the sum as text.", ""),
+    "env_show_renders": swap(
+        "config_class = SumConfig", "config_class = create_model('Made', __base__=EnvironmentConfig, full=(float, 1.0))"
     ),
-    "settings_are_strict": (
-        (
-            CODE,
-            "    full: float",
-            "    @model_validator(mode='before')\n    @classmethod\n    def known(cls, data):\n"
-            "        return {key: data[key] for key in data if key == 'full'}\n\n    full: float",
-        ),
+    "settings_are_strict": swap(
+        "    full: float",
+        "    @model_validator(mode='before')\n    @classmethod\n    def known(cls, data):\n"
+        "        return {key: data[key] for key in data if key == 'full'}\n\n    full: float",
     ),
-    "rows_are_accepted": (
-        (
-            CODE,
-            "    def check_values(self, row):\n",
-            "    def check_values(self, row):\n        raise RowError('a', 'b', 'c')\n",
-        ),
+    "rows_are_accepted": swap(
+        "    def check_values(self, row):\n",
+        "    def check_values(self, row):\n        raise RowError('a', 'b', 'c')\n",
     ),
     "a_missing_field_is_told": (
         (CODE, 'required_fields = ("expected_answer",)', "required_fields = ()"),
         (CODE, 'if not isinstance(row["expected_answer"], str) or not row["expected_answer"]:', "if False:"),
     ),
-    "a_wrong_field_is_told": (
-        (CODE, 'if not isinstance(row["expected_answer"], str) or not row["expected_answer"]:', "if False:"),
+    "a_wrong_field_is_told": swap(
+        'if not isinstance(row["expected_answer"], str) or not row["expected_answer"]:', "if False:"
     ),
-    "unknown_fields_change_nothing": (
-        (
-            CODE,
-            "    def check_values(self, row):\n",
-            "    def check_values(self, row):\n        if len(row) > 3:\n            raise RowError('a', 'b', 'c')\n",
-        ),
+    "unknown_fields_change_nothing": swap(
+        "    def check_values(self, row):\n",
+        "    def check_values(self, row):\n        if len(row) > 3:\n            raise RowError('a', 'b', 'c')\n",
     ),
-    "right_answers_earn_most": ((CODE, "full: float = 1.0", "full: float = 0.0"),),
-    "worthless_answers_earn_nothing": ((CODE, "right = text ==", "right = '\"reward\": 1.0' in text or text =="),),
-    "the_answer_in_thinking_earns_nothing": (
-        (CODE, "response.text.strip()", "response.text.strip() or response.reasoning.strip()"),
+    "right_answers_earn_most": swap("full: float = 1.0", "full: float = 0.0"),
+    "worthless_answers_earn_nothing": swap("right = text ==", "right = '\"reward\": 1.0' in text or text =="),
+    "the_answer_in_thinking_earns_nothing": swap(
+        "response.text.strip()", "response.text.strip() or response.reasoning.strip()"
     ),
     "empty_answers_are_judged": in_verify("response.text[0]"),
     "huge_answers_are_judged": in_verify("text.isdigit() and int(text)"),
     "unicode_answers_are_judged": in_verify("text.encode()"),
     "binary_answers_are_judged": in_verify("assert '\\0' not in text"),
-    "broken_markup_is_judged": (
-        (
-            CODE,
-            TEXT,
-            f"{TEXT}        try:\n            json.loads(text)\n        except ValueError:\n            pass\n",
-        ),
+    "broken_markup_is_judged": swap(
+        TEXT, f"{TEXT}        try:\n            json.loads(text)\n        except ValueError:\n            pass\n"
     ),
     "typed_answers_are_judged": in_verify("assert 'kit' not in text"),
-    "time_grows_with_the_answer": (
-        (
-            CODE,
-            TEXT,
-            TEXT
-            + "        if len(text) < 70_000:\n"
-            + LOOP.replace("        ", "            ", 1).replace("\n            text", "\n                text"),
-        ),
+    "time_grows_with_the_answer": swap(
+        TEXT,
+        TEXT
+        + "        if len(text) < 70_000:\n"
+        + LOOP.replace("        ", "            ", 1).replace("\n            text", "\n                text"),
     ),
-    "judging_is_deterministic": ((CODE, "self.config.full if right", "1.0 - random.random() / 9 if right"),),
+    "judging_is_deterministic": swap("self.config.full if right", "1.0 - random.random() / 9 if right"),
     "it_keeps_no_state": (
         *in_verify("self.count += 1"),
         (CODE, '"length": min(len(text), 100)', '"length": self.count'),
     ),
-    "concurrent_is_serial": ((CODE, AWAIT, f"        self.row = row\n{AWAIT}        row = self.row\n"),),
+    "concurrent_is_serial": swap(AWAIT, f"        self.row = row\n{AWAIT}        row = self.row\n"),
     "rows_stay_as_they_are": in_verify("row['seen'] = True"),
-    "verdicts_can_be_written_down": ((CODE, '{"found": text[:50]}', '{"found": {text[:50]}}'),),
-    "groups_are_judged_whole": (
-        (
-            CODE,
-            "    async def verify(",
-            "    async def verify_group(self, row, responses, sessions):\n"
-            "        return [await self.verify(row, responses[0], sessions[0])] * len(responses)\n\n"
-            "    async def verify(",
-        ),
+    "verdicts_can_be_written_down": swap('{"found": text[:50]}', '{"found": {text[:50]}}'),
+    "groups_are_judged_whole": swap(
+        "    async def verify(",
+        "    async def verify_group(self, row, responses, sessions):\n"
+        "        return [await self.verify(row, responses[0], sessions[0])] * len(responses)\n\n"
+        "    async def verify(",
     ),
     "it_never_sleeps_in_the_loop": in_verify("time.sleep(0.001)"),
-    "it_can_be_closed": (
-        (
-            CODE,
-            "    async def verify(",
-            "    async def close(self):\n        self.count += 1\n"
-            "        assert self.count == 1\n\n    async def verify(",
-        ),
+    "it_can_be_closed": swap(
+        "    async def verify(",
+        "    async def close(self):\n        self.count += 1\n        assert self.count == 1\n\n    async def verify(",
     ),
-    "tools_are_described": ((CODE, '"description": "Adds two numbers.",', ""),),
-    "tool_mistakes_are_told_to_the_policy": ((CODE, 'arguments.get("a")', 'arguments["a"]'),),
-    "sessions_are_separate": (
-        (CODE, 'session.state["calls"] += 1', 'self.count += 1; session.state["calls"] = self.count'),
+    "tools_are_described": swap('"description": "Adds two numbers.",', ""),
+    "tool_mistakes_are_told_to_the_policy": swap('arguments.get("a")', 'arguments["a"]'),
+    "sessions_are_separate": swap(
+        'session.state["calls"] += 1', 'self.count += 1; session.state["calls"] = self.count'
     ),
 }
 """Check → what breaks it."""

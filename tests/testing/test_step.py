@@ -28,93 +28,75 @@ HERE = "    here: str = Field(default_factory=__import__('os').getcwd)\n"
 LAZILY = "words = __import__('importlib').import_module('.'.join(['toykit', 'words']))\n"
 OTHER = '[step]\nid = "toykit/shorten"\n[[produces]]\ntype = "training_jsonl"\n'
 
+
+def swap(old: str, new: str, file: str = CODE) -> tuple[Change, ...]:
+    return ((file, old, new),)
+
+
+def at_end(code: str) -> tuple[Change, ...]:
+    """More code before the step reports its summary."""
+    return swap(LAST, code + LAST)
+
+
 STATIC: dict[str, tuple[Change, ...]] = {
-    "manifest_loads": ((TOML, 'name = "Shorten"', 'nmae = "Shorten"'),),
+    "manifest_loads": swap('name = "Shorten"', 'nmae = "Shorten"', TOML),
     "manifest_has_no_warnings": (
         (TOML, '[[consumes]]\nname = "rows"\ntype = "training_jsonl"\ndescription = "rows to shorten"\n\n', ""),
         (TOML, '[[produces]]\nname = "short"\ntype = "training_jsonl"\ndescription = "the first of them"\n', ""),
     ),
-    "manifest_is_complete": ((TOML, 'description = "the first of them"\n', ""),),
+    "manifest_is_complete": swap('description = "the first of them"\n', "", TOML),
     "id_is_its_own": (("../manifests/x.toml", "", OTHER),),
-    "entry_takes_a_context": ((CODE, "def run(context):", "def run(context, other):"),),
+    "entry_takes_a_context": swap("def run(context):", "def run(context, other):"),
     "config_model_is_strict": (
         (CODE, "class ShortenConfig", "class Inner(BaseModel):\n    a: int = 1\n\n\nclass ShortenConfig"),
         (CODE, "    count: PositiveInt = 3", "    inner: Inner = Inner()\n    count: PositiveInt = 3"),
     ),
-    "parameters_exist": ((TOML, 'name = "count"', 'name = "cuont"'),),
+    "parameters_exist": swap('name = "count"', 'name = "cuont"', TOML),
     "every_config_composes": (("toykit/pack/configs/toykit/shorten/large.yaml", "", "cuont: 9\n"),),
-    "parameters_tell_their_defaults": ((TOML, "default = 3", "default = 4"),),
-    "choices_are_accepted": ((TOML, '["first", "last"]', '["first", "last", "middle"]'),),
-    "overrides_can_be_pasted": ((TOML, '"count*=2|6"', '"cuont=6"'),),
-    "hints_are_reachable": ((TOML, 'then = "Keep more."', 'then = "Keep more."\nsignal = "reward_saturatd"'),),
+    "parameters_tell_their_defaults": swap("default = 3", "default = 4", TOML),
+    "choices_are_accepted": swap('["first", "last"]', '["first", "last", "middle"]', TOML),
+    "overrides_can_be_pasted": swap('"count*=2|6"', '"cuont=6"', TOML),
+    "hints_are_reachable": swap('then = "Keep more."', 'then = "Keep more."\nsignal = "reward_saturatd"', TOML),
     "importing_it_is_light": ((CODE, "import json\n", "import json\nimport jax\n"), ("jax.py", "", "a = 1\n")),
-    "wrong_values_are_refused": ((CODE, "count: PositiveInt = 3", "count: Any = 3"),),
+    "wrong_values_are_refused": swap("count: PositiveInt = 3", "count: Any = 3"),
 }
 
 RUN: dict[str, tuple[Change, ...]] = {
-    "show_and_help_render": ((TOML, "Keeps the first rows.", "Keeps\\u001b[2J the first rows."),),
+    "show_and_help_render": swap("Keeps the first rows.", "Keeps\\u001b[2J the first rows.", TOML),
     "dry_run_needs_no_data": (
         ("toykit/pack/configs/toykit/shorten/large.yaml", "", "count: 9\ninputs: {rows: {step: no/such_step}}\n"),
     ),
-    "runs": ((CODE, LAST, "    raise KeyError('x')\n" + LAST),),
-    "outputs_validate": ((CODE, 'file.write(json.dumps({"text"', 'file.write("}" + json.dumps({"text"'),),
-    "says_what_it_did": ((CODE, LAST, "    return\n" + LAST),),
-    "is_quick": ((CODE, LAST, "    import time\n    time.sleep(1.2)\n" + LAST),),
-    "a_second_run_is_cached": (
-        (
-            CODE,
-            "    count: PositiveInt = 3",
-            AT + "    count: PositiveInt = 3",
-        ),
+    "runs": at_end("    raise KeyError('x')\n"),
+    "outputs_validate": swap('file.write(json.dumps({"text"', 'file.write("}" + json.dumps({"text"'),
+    "says_what_it_did": at_end("    return\n"),
+    "is_quick": at_end("    import time\n    time.sleep(1.2)\n"),
+    "a_second_run_is_cached": swap("    count: PositiveInt = 3", AT + "    count: PositiveInt = 3"),
+    "same_seed_same_outputs": swap('{"text": words', '{"hash": hash("a"), "text": words'),
+    "resumes_after_a_kill": swap("    rows = []\n", BEGUN_ONCE),
+    "stops_when_asked": at_end(
+        "    import signal\n    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    (context.work / 'x').touch()\n    signal.signal(signal.SIGTERM, before)\n"
     ),
-    "same_seed_same_outputs": ((CODE, '{"text": words', '{"hash": hash("a"), "text": words'),),
-    "resumes_after_a_kill": ((CODE, "    rows = []\n", BEGUN_ONCE),),
-    "stops_when_asked": (
-        (
-            CODE,
-            LAST,
-            "    import signal\n    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-            "    (context.work / 'x').touch()\n    signal.signal(signal.SIGTERM, before)\n" + LAST,
-        ),
+    "writes_only_where_it_may": at_end("    open('debug.txt', 'w').close()\n"),
+    "removes_its_temporary_files": at_end("    __import__('tempfile').mkstemp()\n"),
+    "inputs_stay_as_they_are": at_end("    source.open('a').close()\n"),
+    "leaves_nothing_running": at_end("    __import__('subprocess').Popen(['sleep', '20'])\n"),
+    "leaves_the_process_as_it_was": at_end("    __import__('os').environ['TOY'] = '1'\n"),
+    "asks_no_other_machine": at_end(
+        "    import socket\n    asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+        "    asked.connect(('192.0.2.1', 9))\n    asked.close()\n"
     ),
-    "writes_only_where_it_may": ((CODE, LAST, "    open('debug.txt', 'w').close()\n" + LAST),),
-    "removes_its_temporary_files": ((CODE, LAST, "    __import__('tempfile').mkstemp()\n" + LAST),),
-    "inputs_stay_as_they_are": ((CODE, LAST, "    source.open('a').close()\n" + LAST),),
-    "leaves_nothing_running": ((CODE, LAST, "    __import__('subprocess').Popen(['sleep', '20'])\n" + LAST),),
-    "leaves_the_process_as_it_was": ((CODE, LAST, "    __import__('os').environ['TOY'] = '1'\n" + LAST),),
-    "asks_no_other_machine": (
-        (
-            CODE,
-            LAST,
-            "    import socket\n    asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
-            "    asked.connect(('192.0.2.1', 9))\n    asked.close()\n" + LAST,
-        ),
-    ),
-    "keeps_secrets_out": (
-        (CODE, '{"text": words', '{"key": __import__("os").environ.get("KIT_API_KEY"), "text": words'),
-    ),
-    "key_knows_every_parameter": ((CODE, "count: PositiveInt = 3", "count: Annotated[PositiveInt, OPERATIONAL] = 3"),),
-    "key_knows_the_code": (
-        (
-            CODE,
-            "from toykit import words\n",
-            LAZILY,
-        ),
-    ),
-    "key_ignores_where_it_runs": (
-        (
-            CODE,
-            "    count: PositiveInt = 3",
-            HERE + "    count: PositiveInt = 3",
-        ),
-    ),
+    "keeps_secrets_out": swap('{"text": words', '{"key": __import__("os").environ.get("KIT_API_KEY"), "text": words'),
+    "key_knows_every_parameter": swap("count: PositiveInt = 3", "count: Annotated[PositiveInt, OPERATIONAL] = 3"),
+    "key_knows_the_code": swap("from toykit import words\n", LAZILY),
+    "key_ignores_where_it_runs": swap("    count: PositiveInt = 3", HERE + "    count: PositiveInt = 3"),
 }
 """Check → what breaks it, of those that run the step."""
 
 BAD_INPUT: dict[str, tuple[Change, ...]] = {
-    "a_missing_input_is_told": ((TABLE_CODE, "if not file.is_file():", "if file.is_dir():"),),
-    "a_wrong_type_is_told": ((TABLE_CODE, "except UnicodeDecodeError", "except RecursionError"),),
-    "a_truncated_file_is_told": ((TABLE_CODE, "except json.JSONDecodeError", "except RecursionError"),),
+    "a_missing_input_is_told": swap("if not file.is_file():", "if file.is_dir():", TABLE_CODE),
+    "a_wrong_type_is_told": swap("except UnicodeDecodeError", "except RecursionError", TABLE_CODE),
+    "a_truncated_file_is_told": swap("except json.JSONDecodeError", "except RecursionError", TABLE_CODE),
 }
 """Of those that feed it what is broken; the toy has a type of its own, for which nothing else looks."""
 

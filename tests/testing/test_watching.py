@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -87,29 +86,6 @@ def test_only_other_machines_are_told_as_asked(watch: watching.Watch) -> None:
     for address in (("127.0.0.1", 1), ("::1", 2, 0, 0), ("localhost", 3), "/run/socket", ("192.0.2.1", 9)):
         watch._hook("socket.connect", (None, address))
     assert watch.seen.hosts == ["192.0.2.1:9"]
-
-
-def test_each_part_of_the_process_that_changes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def changed() -> list[str]:
-        after = watching.process_state()
-        return [name for name, value in before.items() if after[name] != value]
-
-    before = watching.process_state()
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/x")
-    assert changed() == []
-    with monkeypatch.context() as patch:
-        patch.chdir(tmp_path)
-        assert changed() == ["the working directory"]
-    with monkeypatch.context() as patch:
-        patch.setenv("KIT_TOY", "1")
-        assert changed() == ["the environment"]
-    handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    assert changed() == ["a signal's handler"]
-    signal.signal(signal.SIGTERM, handler)
-    umask = os.umask(0o123)
-    assert changed() == ["the umask"]
-    os.umask(umask)
-    assert changed() == []
 
 
 def test_a_step_is_fed_what_was_given_and_samples_where_it_needs_them(tmp_path: Path, monkeypatch: Any) -> None:

@@ -14,11 +14,6 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 from nemotron_steps.errors import DataError, JudgeUnavailableError, NonFiniteLossError, show_line
 from nemotron_steps.runs.context import StepContext
 
-End = Literal[
-    *("done", "diverge", "judge", "bug", "row", "vanish", "killed", "ray"),
-    *("interrupt", "interrupt_once", "stubborn"),
-]
-
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
