@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -153,6 +154,7 @@ def test_a_detached_run_is_followed_and_cancelled(cli, workplace):
     submitted = cli("run", "toy/train", "-c", "tiny", "-b", "here", "seconds_per_step=20", "--json").json
     status = lambda: cli("status", submitted["run"], "--json").json  # noqa: E731
     _wait(lambda: status()["steps"].get("toy/train", {}).get("state") == "running")
+    assert os.getsid(status()["pid"]) != os.getsid(0)  # it outlives the terminal that it was typed in
     assert "cancel" in cli("status", submitted["run"]).out
     cancelled = cli("cancel", submitted["run"])
     assert cancelled.code == 0, cancelled.err
