@@ -297,18 +297,10 @@ def submitted(workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
     ("command", "image", "nodes", "gpus", "tasks"),
     [
         ("super3 data prep rl", RAY, "1", None, "1"),
-        ("super3 data prep rl rlvr", RAY, "1", None, "1"),
-        ("super3 data prep rl swe1", RAY, "1", None, "1"),
-        ("super3 data prep rl swe2", RAY, "1", None, "1"),
-        ("super3 data prep rl rlhf", RAY, "1", None, "1"),
         ("super3 rl rlvr -c rlvr1", SUPER3, "109", "8", "8"),
-        ("super3 rl rlvr -c rlvr2", SUPER3, "109", "8", "8"),
-        ("super3 rl rlvr -c rlvr3", SUPER3, "109", "8", "8"),
         ("super3 rl rlvr -c test", SUPER3, "1", "1", "1"),
-        ("super3 rl swe1", SWE, "64", "8", "8"),
         ("super3 rl swe2", SWE, "64", "8", "8"),
         ("super3 rl rlhf", SUPER3, "72", "8", "8"),
-        ("nano3 data prep rl", RAY, "1", None, "1"),
         ("nano3 rl", NANO3, "32", "8", "8"),
     ],
 )
