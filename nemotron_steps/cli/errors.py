@@ -49,7 +49,8 @@ class Typed:
         if not hint.startswith("steps "):
             return hint
         command, mark, comment = hint.partition("   #")
-        home = self._value("--home")
+        found = (re.match(r"--home[= ](.*)", " ".join(unit)) for unit in _units(self.words))
+        home = next((match[1] for match in found if match), None)
         if home is not None and "--home" not in command and _OF_A_HOME.match(command):
             command += f" --home {shlex.quote(home)}"
         name = "steps" if self.prog == "steps" else "nemotron steps"
@@ -87,12 +88,6 @@ class Typed:
             else:
                 kept = [each for each in kept if each not in same] + [unit]
         return replace(self, words=(*(word for unit in kept for word in unit), *rest))
-
-    def _value(self, flag: str) -> str | None:
-        for place, word in enumerate(self.words[:-1]):
-            if word == flag:
-                return self.words[place + 1]
-        return next((word.partition("=")[2] for word in self.words if word.startswith(f"{flag}=")), None)
 
 
 def _units(words: Sequence[str]) -> list[list[str]]:

@@ -29,8 +29,7 @@ from nemotron_steps.session.session import Session
 if TYPE_CHECKING:
     import argparse
 
-    from rich.console import Console
-    from rich.text import Text
+    from rich.live import Live
 
     from nemotron_steps.resolver.plan import Plan
     from nemotron_steps.runs.context import Record
@@ -290,16 +289,13 @@ class PictureDisplay:
     """The picture of a run of this process, redrawn as it works. Its steps and warnings stay on the screen."""
 
     def __init__(self, out: Terminal, plan: Plan) -> None:
-        from rich.live import Live
-
         from nemotron_steps.runs.run_folder import RunInfo
 
         steps = {step.key: {"state": "pending"} for step in plan.steps}
         self._info = RunInfo("", name=plan.name, steps=steps, created=time.time())
-        self._terminal, self._seen, self._configs = out, Follower(), _RunConfigs(Path(), plan)
+        self._out, self._seen, self._configs = out, Follower(), _RunConfigs(Path(), plan)
         self._lock = threading.Lock()  # it is drawn by a thread of rich's
-        self._console = _console(out)
-        self._live = Live(console=self._console, get_renderable=self._drawn, transient=True, refresh_per_second=4)
+        self._live = _live(out, self._lines, refresh_per_second=4)
         self._live.start()
 
     def __call__(self, record: Record) -> None:
@@ -317,29 +313,26 @@ class PictureDisplay:
     def close(self) -> None:
         """Leave what became of each step."""
         self._live.stop()
-        lines = picture(self._info, self._seen, self._terminal, self._configs, curves=False)
-        self._terminal.print("\n".join(lines[1:]))
+        self._out.print("\n".join(self._lines(curves=False)[1:]))
 
-    def _drawn(self) -> Text:
+    def _lines(self, *, curves: bool = True) -> list[str]:
         with self._lock:
-            self._terminal.width = self._console.width
-            return _fitted(picture(self._info, self._seen, self._terminal, self._configs), self._console)
+            return picture(self._info, self._seen, self._out, self._configs, curves=curves)
 
 
 def _draw(
     info: RunInfo, follower: Follower, out: Terminal, configs: _RunConfigs, view: JobView, *, samples: bool
 ) -> RunInfo:
     """Redraw once a second until the run ends or the user leaves."""
-    from rich.live import Live
+    keys = ["", out.style("s samples   q leave, the run goes on", "dim")]
 
-    keys = out.style("s samples   q leave, the run goes on", "dim")
-    console = _console(out)
-    with Live(console=console, auto_refresh=False, transient=True) as live, _keys() as pressed:
+    def lines() -> list[str]:
+        return picture(info, follower, out, configs, samples=samples, view=view) + keys
+
+    with _live(out, lines, auto_refresh=False) as live, _keys() as pressed:
         while True:
             follower.look()
-            out.width = console.width
-            lines = picture(info, follower, out, configs, samples=samples, view=view)
-            live.update(_fitted([*lines, "", keys], console), refresh=True)
+            live.refresh()
             if info.status not in AT_WORK:
                 return info
             key = pressed(_EVERY_S)
@@ -349,16 +342,19 @@ def _draw(
             info = view.now(info)
 
 
-def _console(out: Terminal) -> Console:
+def _live(out: Terminal, lines: Callable[[], list[str]], **options: Any) -> Live:
+    """A part of the screen that shows lines, as many and as much of each as fit."""
     from rich.console import Console
-
-    return Console(file=out.stream, highlight=False, no_color=not out.color)
-
-
-def _fitted(lines: Sequence[str], console: Console) -> Text:
+    from rich.live import Live
     from rich.text import Text
 
-    return Text.from_ansi("\n".join(shorten(line, console.width) for line in lines[: console.height]))
+    console = Console(file=out.stream, highlight=False, no_color=not out.color)
+
+    def drawn() -> Text:
+        out.width = console.width
+        return Text.from_ansi("\n".join(shorten(line, console.width) for line in lines()[: console.height]))
+
+    return Live(console=console, get_renderable=drawn, transient=True, **options)
 
 
 @contextmanager

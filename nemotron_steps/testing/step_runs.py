@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from operator import methodcaller
 from pathlib import Path
@@ -294,15 +293,8 @@ def _own_key(step: StepSubject, ran: Ran) -> str:
     return producer.cache_key if producer is not None else ""
 
 
-@dataclass(frozen=True)
-class Case:
-    """One broken input. `check`: whose it is; `must_fail`: no step can cope with it."""
-
-    check: str
-    port: str
-    path: Path
-    kind: str
-    must_fail: bool = False
+_MUST_FAIL = ("a_missing_input_is_told", "a_wrong_type_is_told")
+"""No step can cope with these."""
 
 
 def _telling(check: str) -> Callable[[StepSubject], None]:
@@ -310,13 +302,11 @@ def _telling(check: str) -> Callable[[StepSubject], None]:
         """Broken input is an error with a code; what the step can cope with may be none."""
         if not step.fed:
             raise NotApplicable("the kit feeds the step no input: its config has `inputs:`, or it reads none")
-        cases, ran = _fed_broken(step)
-        own = [(ran.error(index), case) for index, case in enumerate(cases) if case.check == check]
+        own = [(given, error) for name, given, error in _told(step) if name == check]
         if not own:
             raise NotApplicable("the step is fed no rows")
-        for error, case in own:
-            given = f"given {case.kind} as '{case.port}', the step"
-            if error is None and case.must_fail:
+        for given, error in own:
+            if error is None and check in _MUST_FAIL:
                 hint = "a validator of the type, or a check of the step's, raises DataError or ArtifactError"
                 raise Unmet(f"{given} says nothing", hint=hint)
             # What the runner or the command line makes of an exception of no class of this project.
@@ -330,40 +320,43 @@ def _telling(check: str) -> Callable[[StepSubject], None]:
     return tells
 
 
-for _check in ("a_missing_input_is_told", "a_wrong_type_is_told", "a_truncated_file_is_told", "a_broken_row_is_told"):
+for _check in (*_MUST_FAIL, "a_truncated_file_is_told", "a_broken_row_is_told"):
     SUITE.check("outputs_validate")(_telling(_check))
 
 
 @cache
-def _fed_broken(step: StepSubject) -> tuple[list[Case], Ran]:
-    """Every case, in one process: it says after each what came out."""
-    cases = list(_cases(step))
+def _told(step: StepSubject) -> list[tuple[str, str, dict[str, Any] | None]]:
+    """Check, what was given and the error of every broken input; in one process, which says after each what came."""
     folder = step.folder / "bad"
+    cases = list(_broken(step, folder))
     commands = [
-        step.words(folder / f"home-{index}", inputs={**step.fed, case.port: case.path})
-        for index, case in enumerate(cases)
+        step.words(folder / f"home-{index}", inputs={**step.fed, port: path})
+        for index, (_, port, path, _) in enumerate(cases)
     ]
-    return cases, step.process("bad", commands, home=folder)
+    ran = step.process("bad", commands, home=folder)
+    return [
+        (check, f"given {kind} as '{port}', the step", ran.error(index))
+        for index, (check, port, _, kind) in enumerate(cases)
+    ]
 
 
-def _cases(step: StepSubject) -> Iterator[Case]:
+def _broken(step: StepSubject, bad: Path) -> Iterator[tuple[str, str, Path, str]]:
+    """Check, port, what it is fed, and what that is."""
     for port, path in step.fed.items():
-        folder = step.folder / "bad" / port
+        folder = bad / port
         missing = folder / "missing"
         missing.mkdir(parents=True)
         (missing / "kit.unknown").write_text("another file\n")
-        yield Case("a_missing_input_is_told", port, missing, "a folder without its files", must_fail=True)
+        yield "a_missing_input_is_told", port, missing, "a folder without its files"
         pictures = _changed(path, folder / "pictures", lambda data: PICTURE)
-        yield Case("a_wrong_type_is_told", port, pictures, "files that are pictures", must_fail=True)
-        yield Case("a_truncated_file_is_told", port, _changed(path, folder / "cut", cut), "a truncated file")
+        yield "a_wrong_type_is_told", port, pictures, "files that are pictures"
+        yield "a_truncated_file_is_told", port, _changed(path, folder / "cut", cut), "a truncated file"
         rows = [file for file in files_of(path) if file.suffix == ".jsonl"]
-        if rows:
-            row = json.loads(rows[0].read_text("utf-8").splitlines()[0])
-            for kind, broken in (("without fields", {}), ("with null in every field", dict.fromkeys(row))):
-                second = b"\n" + json.dumps(broken).encode() + b"\n"
-                place = folder / kind.replace(" ", "-")
-                changed = _changed(path, place, methodcaller("replace", b"\n", second, 1))
-                yield Case("a_broken_row_is_told", port, changed, f"a row {kind}")
+        row = json.loads(rows[0].read_text("utf-8").splitlines()[0]) if rows else {}
+        for kind, broken in (("without fields", {}), ("with null in every field", dict.fromkeys(row))) if rows else ():
+            second = b"\n" + json.dumps(broken).encode() + b"\n"
+            changed = _changed(path, folder / kind.replace(" ", "-"), methodcaller("replace", b"\n", second, 1))
+            yield "a_broken_row_is_told", port, changed, f"a row {kind}"
 
 
 def _changed(path: Path, folder: Path, change: Callable[[bytes], bytes]) -> Path:

@@ -67,30 +67,10 @@ def folder(model: Path, workplace: Path) -> Path:
     ("spoil", "rows", "settings", "told", "hint"),
     [
         (None, ROWS, LONGER, "positions", "policy.max_total_sequence_length=256"),
-        (
-            edited("config.json", vocab_size=200),
-            ROWS,
-            TINY,
-            "tokens that the model has no embedding",
-            "--input policy=PATH",
-        ),
+        (edited("config.json", vocab_size=200), ROWS, TINY, "the model has no embedding", "--input policy=PATH"),
         (template(None), ROWS, TINY, "has no chat template", "own-model/chat_template.jinja"),
-        (
-            template(NO_SYSTEM),
-            SYSTEM,
-            TINY,
-            "'prompts' of rl/nemo_rl/rlvr has system messages",
-            "one that writes system",
-        ),
-        (template("{% for m in"), ROWS, TINY, "has user messages", "one that writes user messages"),
-        (edited("tokenizer_config.json", eos_token=...), ROWS, TINY, "no token that ends", "eos_token"),
-        (
-            edited("tokenizer_config.json", eos_token="<|im_end|>"),
-            ROWS,
-            TINY,
-            "no token that ends an answer",
-            "eos_token",
-        ),
+        (template(NO_SYSTEM), SYSTEM, TINY, "has system messages", "one that writes system"),
+        (edited("tokenizer_config.json", eos_token=...), ROWS, TINY, "no token that ends an answer", "eos_token"),
     ],
 )
 def test_what_does_not_fit_is_one_problem_with_a_hint(

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,3 +73,11 @@ def in_process(program: Callable[[Sequence[str]], int], capsys: pytest.CaptureFi
 def cli(workplace: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
     """Run `steps ARGUMENTS` in this process."""
     return in_process(steps, capsys)
+
+
+def until_at_work(process: subprocess.Popen[Any], folder: Path = Path()) -> None:
+    """Wait until the run of a process has reported numbers."""
+    deadline = time.monotonic() + 60
+    while not any(file.stat().st_size for file in (folder / "home" / "runs").glob("*/metrics.jsonl")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)

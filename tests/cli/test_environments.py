@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,32 +98,25 @@ def test_fields_that_rollouts_lack_come_from_the_input_rows(cli, workplace: Path
     assert "two rows have one conversation" in cli("env", "verify", "mcqa", file, "--rows", twice).err
 
 
-@contextmanager
-def model(name: str, reply: Callable[[list[dict[str, Any]]], str]) -> Iterator[str]:
-    """The URL of an endpoint with one model, which replies to messages."""
+@pytest.fixture
+def judge() -> Iterator[str]:
+    """The URL of an endpoint whose model finds `4` equal to `four` and nothing else."""
 
     async def answer(request: Request) -> Reply:
         if request.method == "GET":
-            return Reply(200, {"data": [{"id": name}]})
+            return Reply(200, {"data": [{"id": "the-judge"}]})
         body = json.loads(request.body)
-        assert body["model"] == name
-        return Reply(200, {"choices": [{"message": {"content": reply(body["messages"])}}]})
+        assert body["model"] == "the-judge"
+        said = "[[A=B]]" if "four" in body["messages"][-1]["content"] else "[[A!=B]]"
+        return Reply(200, {"choices": [{"message": {"content": said}}]})
 
-    server, thread = HttpServer(answer), LoopThread(name)
+    server, thread = HttpServer(answer), LoopThread("the-judge")
     thread.run(server.start())
     try:
         yield f"{server.url}/v1"
     finally:
         thread.run(server.stop())
         thread.stop()
-
-
-@pytest.fixture
-def judge() -> Iterator[str]:
-    """An endpoint whose model finds `4` equal to `four` and nothing else."""
-
-    with model("the-judge", lambda said: "[[A=B]]" if "four" in said[-1]["content"] else "[[A!=B]]") as url:
-        yield url
 
 
 def test_a_judge_is_named_by_url_and_one_that_is_missing_is_asked_for(cli, workplace: Path, judge: str) -> None:

@@ -41,7 +41,6 @@ def recorded(workplace: Path, run: str = "r1", **fields: Any) -> RunFolder:
             {"status": "failed", "error": {"code": "E200", "what": "x"}, "steps": {"toy/make": {"state": "ran"}}},
             ["steps run --resume r1", "steps logs r1"],
         ),
-        ({"status": "failed", "error": {"code": "E600", "what": "x"}}, ["steps run --resume r1", "steps logs r1"]),
     ],
 )
 def test_the_advice_fits_how_a_run_stands(cli: Cli, workplace: Path, fields: dict, advised: list[str]) -> None:

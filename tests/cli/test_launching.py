@@ -31,11 +31,16 @@ class ClosedQueue:
         return None
 
 
+def install(workplace: Path, monkeypatch: pytest.MonkeyPatch, executor: type) -> None:
+    """Have the profile `there` work by an executor."""
+    point = EntryPoint("own", f"{__name__}:{executor.__name__}", base.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(base, "entry_points", lambda group: [point] if group == base.ENTRY_POINT_GROUP else [])
+    (workplace / "env.toml").write_text('[there]\nexecutor = "own"\n')
+
+
 @pytest.fixture
 def closed_queue(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("closed", f"{__name__}:ClosedQueue", base.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(base, "entry_points", lambda group: [point] if group == base.ENTRY_POINT_GROUP else [])
-    (workplace / "env.toml").write_text('[there]\nexecutor = "closed"\n')
+    install(workplace, monkeypatch, ClosedQueue)
 
 
 def test_a_refused_submission_is_a_failed_run_that_nothing_waits_for(cli: Cli, closed_queue: None) -> None:
@@ -77,9 +82,7 @@ class WrongQueue(ClosedQueue):
 
 @pytest.fixture
 def wrong_queue(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("wrong", f"{__name__}:WrongQueue", base.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(base, "entry_points", lambda group: [point] if group == base.ENTRY_POINT_GROUP else [])
-    (workplace / "env.toml").write_text('[there]\nexecutor = "wrong"\n')
+    install(workplace, monkeypatch, WrongQueue)
 
 
 @pytest.mark.parametrize("name", [None, "-9", "1\n2", "1" * 502])
@@ -89,7 +92,7 @@ def test_an_executor_that_gives_no_name_for_a_job_is_named_and_the_run_is_a_fail
     monkeypatch.setattr(WrongQueue, "name", name)
     refused = cli("run", "toy/train", "-c", "tiny", "-b", "there", "--json")
     error = refused.json["error"]
-    assert refused.code == 2 and error["what"].startswith("executor 'wrong' gives no name")
+    assert refused.code == 2 and error["what"].startswith("executor 'own' gives no name")
     assert (error["code"], error["found"]) == ("E500", repr(name)) and "a str of one line" in error["expected"]
     (run,) = cli("runs", "--json").json
     assert (run["status"], run["job"], run["error"]["what"]) == ("failed", "", error["what"])
@@ -105,14 +108,14 @@ def test_an_executor_that_does_not_say_where_a_job_stands_is_named(
     monkeypatch.setattr(WrongQueue, "says", says)
     monkeypatch.setattr("nemotron_steps.cli.watch.time.sleep", lambda seconds: None)
     run = cli("run", "toy/train", "-c", "tiny", "-b", "there", "--json").json["run"]
-    what, found = "executor 'wrong' does not say where a job stands", repr(says)
+    what, found = "executor 'own' does not say where a job stands", repr(says)
     for command in (("status", run), ("watch", run, "--once")):
         shown = cli(*command)
         assert shown.code == 0 and f"its job cannot be asked about: {what} ({found})" in " ".join(shown.out.split())
     followed = cli("run", "--resume", run, "-r", "there")
     cancelled = cli("cancel", run)
     for refused in (followed, cancelled):
-        assert refused.code == 2 and refused.err.count(what) == 1 and f"run {run}, wrong job job-1" in refused.err
+        assert refused.code == 2 and refused.err.count(what) == 1 and f"run {run}, own job job-1" in refused.err
         assert f"found:    {found}" in refused.err and "JobStatus of a JobState" in refused.err
     assert [each["status"] for each in cli("runs", "--json").json] == ["submitted"]
 
@@ -121,15 +124,13 @@ def test_an_executor_that_does_not_say_where_a_job_stands_is_named(
 def queue(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> list[base.Launch]:
     """What has been handed to the executor of profile `there`."""
     monkeypatch.setattr(OpenQueue, "taken", [])
-    point = EntryPoint("open", f"{__name__}:OpenQueue", base.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(base, "entry_points", lambda group: [point] if group == base.ENTRY_POINT_GROUP else [])
-    (workplace / "env.toml").write_text('[there]\nexecutor = "open"\n')
+    install(workplace, monkeypatch, OpenQueue)
     return OpenQueue.taken
 
 
 def test_a_job_is_given_what_was_asked_for_and_the_next_commands_are_said(cli: Cli, queue: list[base.Launch]) -> None:
     said = cli("run", "toy/train", "-c", "tiny", "-b", "there", "--force")
-    assert said.code == 0 and "open job job-1" in said.out
+    assert said.code == 0 and "own job job-1" in said.out
     (launch,) = queue
     assert f"steps logs {launch.run_id} -f" in said.out and f"steps cancel {launch.run_id}" in said.out
     assert {"--resume", launch.run_id} <= set(launch.arguments)
@@ -139,19 +140,19 @@ def test_a_job_is_given_what_was_asked_for_and_the_next_commands_are_said(cli: C
     assert launch.environment == {JOB_VARIABLE: launch.run_id, "NEMOTRON_ENV_FILE": profiles}
     assert not launch.attached and not launch.force_squash
     again = cli("run", "toy/train", "-c", "tiny", "-b", "there", "--resume", launch.run_id, "--json").json
-    assert again == {"run": launch.run_id, "executor": "open", "job": "job-2"}
+    assert again == {"run": launch.run_id, "executor": "own", "job": "job-2"}
     assert not any("--force" in launch.arguments for launch in queue)  # a job begun again would begin anew
     latest = cli("run", "toy/train", "-c", "tiny", "-b", "there", "--resume", "latest", "--json").json
-    assert latest == {"run": launch.run_id, "executor": "open", "job": "job-3"}
+    assert latest == {"run": launch.run_id, "executor": "own", "job": "job-3"}
     shown = cli("status", launch.run_id)
-    assert "open job job-3: timed out (after 4 hours)" in shown.out
+    assert "own job job-3: timed out (after 4 hours)" in shown.out
 
 
 def test_variables_that_a_config_reads_go_along_but_for_secrets_and_what_the_profile_sets(
     cli: Cli, queue: list[base.Launch], workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (workplace / "env.toml").open("a") as file:
-        file.write('[own]\nexecutor = "open"\nenv_vars = { TOY_JUDGE = "hub/own" }\n')
+        file.write('[mine]\nexecutor = "own"\nenv_vars = { TOY_JUDGE = "hub/own" }\n')
     monkeypatch.setenv("TOY_JUDGE", "hub/other")
     monkeypatch.setenv("TOY_UNREAD", "hub/unread")
     monkeypatch.setenv("TOY_API_KEY", "sk-0123456789abcdef")
@@ -161,7 +162,7 @@ def test_variables_that_a_config_reads_go_along_but_for_secrets_and_what_the_pro
     monkeypatch.setenv("TOY_DATA", "chats")
     values = [f"${{oc.env:{name}}}" for name in ("TOY_API_KEY", "TOY_THING", "USER")]
     read = f"passthrough=[{','.join(values)},'${{oc.env:TOY_FOLDER}}/${{oc.env:TOY_DATA}}']"
-    for profile in ("there", "own"):
+    for profile in ("there", "mine"):
         assert cli("run", "toy/train", "-c", "tiny", "-b", profile, read).code == 0
     given = [{n: value for n, value in launch.variables.items() if n.startswith(("TOY", "USER"))} for launch in queue]
     read_together = {"TOY_DATA": "chats", "TOY_FOLDER": "/only/on/the/cluster"}
@@ -177,7 +178,7 @@ def test_a_run_that_goes_on_in_this_process_has_no_job_any_more(
     monkeypatch.setenv(JOB_VARIABLE, run)
     assert cli("run", "--resume", run, "--json").code == 0
     (kept,) = cli("runs", "--json").json
-    assert (kept["status"], kept["executor"], kept["job"]) == ("done", "open", "job-1")
+    assert (kept["status"], kept["executor"], kept["job"]) == ("done", "own", "job-1")
     monkeypatch.delenv(JOB_VARIABLE)
     assert cli("run", "--resume", run, "-r", "here", "--json").code == 0
     (own,) = cli("runs", "--json").json
@@ -296,18 +297,10 @@ def submitted(workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
     ("command", "image", "nodes", "gpus", "tasks"),
     [
         ("super3 data prep rl", RAY, "1", None, "1"),
-        ("super3 data prep rl rlvr", RAY, "1", None, "1"),
-        ("super3 data prep rl swe1", RAY, "1", None, "1"),
-        ("super3 data prep rl swe2", RAY, "1", None, "1"),
-        ("super3 data prep rl rlhf", RAY, "1", None, "1"),
         ("super3 rl rlvr -c rlvr1", SUPER3, "109", "8", "8"),
-        ("super3 rl rlvr -c rlvr2", SUPER3, "109", "8", "8"),
-        ("super3 rl rlvr -c rlvr3", SUPER3, "109", "8", "8"),
         ("super3 rl rlvr -c test", SUPER3, "1", "1", "1"),
-        ("super3 rl swe1", SWE, "64", "8", "8"),
         ("super3 rl swe2", SWE, "64", "8", "8"),
         ("super3 rl rlhf", SUPER3, "72", "8", "8"),
-        ("nano3 data prep rl", RAY, "1", None, "1"),
         ("nano3 rl", NANO3, "32", "8", "8"),
     ],
 )

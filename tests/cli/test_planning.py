@@ -198,12 +198,9 @@ LIST = "plan toy/make toy/train"
     ("typed", "mended"),
     [
         (f"{OPD} teachers.a=model", f"{OPD} --input teachers.a=model"),
-        (f"{OPD} --input teachers.a=x teachers.b=y", f"{OPD} --input teachers.a=x --input teachers.b=y"),
-        (f"{OPD} +teachers.a=model", f"{OPD} --input teachers.a=model"),
         ("plan toy/train \"rows='a b'\"", "plan toy/train --input 'rows=a b'"),
         (f"{LIST} rows=x", f"{LIST} --input toy/train.rows=x"),
         (f"{LIST} toy/train.rows=x", f"{LIST} --input toy/train.rows=x"),
-        ("plan toy/train toy/make rows=x", "plan toy/train toy/make --input toy/train.rows=x"),
         ("plan toy/train --over steps=1,2 rows=x", "plan toy/train --over steps=1,2 --input train.rows=x"),
     ],
 )

@@ -20,7 +20,7 @@ import pytest
 from nemotron_steps import stopping
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.runs.run_folder import RunInfo, get_run, read_events
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, until_at_work
 
 STEPS = f"{sys.executable} -m nemotron_steps.cli.main"
 
@@ -102,13 +102,8 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     """A run that takes a minute, once its steps have begun."""
     command = [*STEPS.split(), "run", "toy/train", "-c", "tiny", "steps=600", "seconds_per_step=0.1", *words]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        begun = [file for file in (folder / "home" / "runs").glob("*/metrics.jsonl") if file.stat().st_size]
-        if begun:
-            return process
-        time.sleep(0.05)
-    raise AssertionError("the run did not begin")
+    until_at_work(process, folder)
+    return process
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

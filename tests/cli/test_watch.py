@@ -21,7 +21,7 @@ from nemotron_steps.cli.watch import LineDisplay
 from nemotron_steps.resolver.plan import Plan
 from nemotron_steps.runs.run_folder import get_run
 from nemotron_steps.session.run_request import RunRequest
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, until_at_work
 
 STEPS = [sys.executable, "-m", "nemotron_steps.cli.main"]
 
@@ -30,22 +30,10 @@ def metrics(index: int, moment: float, **values: float) -> str:
     return json.dumps({"kind": "metrics", "time": moment, "step": "rl", "index": index, "values": values}) + "\n"
 
 
-def start(seconds: float, steps: int = 30, *words: str) -> subprocess.Popen[bytes]:
-    command = [
-        *STEPS,
-        "run",
-        "toy/train",
-        "-c",
-        "tiny",
-        f"steps={steps}",
-        f"seconds_per_step={seconds / steps}",
-        *words,
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not any(file.stat().st_size for file in Path("home/runs").glob("*/metrics.jsonl")):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
+def start(seconds: float, steps: int = 30) -> subprocess.Popen[bytes]:
+    words = ["run", "toy/train", "-c", "tiny", f"steps={steps}", f"seconds_per_step={seconds / steps}"]
+    process = subprocess.Popen([*STEPS, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until_at_work(process)
     return process
 
 
@@ -135,10 +123,7 @@ def test_a_second_ctrl_c_ends_at_once_what_does_not_let_go(workplace: Path) -> N
 
 def interrupt(process: subprocess.Popen[str]) -> None:
     """Ctrl-C once the run's training step is at work."""
-    deadline = time.monotonic() + 60
-    while not any(file.stat().st_size for file in Path("home/runs").glob("*/metrics.jsonl")):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
+    until_at_work(process)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
 

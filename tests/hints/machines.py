@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
@@ -18,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Result
+from tests.cli.conftest import Result, until_at_work
 
 Setup = Callable[[Any], object]
 """Called with the bench of a fault."""
@@ -191,7 +190,4 @@ def at_work(bench: Any) -> None:
     command = [*STEPS, *["run", "toy/train", "-c", "tiny", "steps=60", "seconds_per_step=0.1"]]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ))
     bench.closing += [process.kill, process.wait]
-    deadline = time.monotonic() + 60
-    while not any(file.stat().st_size for file in Path("home/runs").glob("*/metrics.jsonl")):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
+    until_at_work(process)

@@ -55,4 +55,4 @@ def test_there_is_a_toy_for_every_check():
 def test_a_broken_type_fails_the_check_that_is_about_it(tmp_path: Path, package: Package, toy: str):
     check = toy.partition(":")[0]
     subject = artifact_type.TypeSubject("toykit_thing", made(tmp_path, package, "type", TYPE[toy]), written)
-    assert failed(Examination(artifact_type.SUITE, subject), but=check) == [check]
+    assert failed(Examination(artifact_type.SUITE, subject)) == [check]

@@ -44,7 +44,6 @@ EXECUTOR: dict[str, tuple[Change, ...]] = {
     ),
     "what_it_prints_is_kept": ((CODE, "stderr=console", "stderr=subprocess.DEVNULL"),),
     "what_it_prints_is_kept: written over": ((CODE, '"ab"', '"wb"'),),
-    "a_job_outlives_its_submitter": ((CODE, "                start_new_session=True,\n", ""),),
     "a_failure_is_not_done: tried again": (
         (CODE, "        if profile.setup_lines:", "        if 'fail' in launch.arguments:\n            command = "
          "['bash', '-c', '\"$@\" || exec \"$@\"', 'bash', *command]\n        if profile.setup_lines:"),
@@ -70,4 +69,4 @@ def test_a_broken_executor_fails_the_check_that_is_about_it(tmp_path: Path, pack
     check = toy.partition(":")[0]
     folder = made(tmp_path, package, "executor", EXECUTOR[toy], POINTS)
     subject = executor.ExecutorSubject("toykit_thing", folder, {}, 2.0 if check in WAITING else 10.0)
-    assert failed(Examination(executor.SUITE, subject), but=check) == [check]
+    assert failed(Examination(executor.SUITE, subject)) == [check]
