@@ -87,10 +87,6 @@ def test_the_recipe_passes() -> None:
             ("E309", "1024", ("policy.train_global_batch_size=2048",)),
         ),
         (
-            {"policy__train_global_batch_size": 1536, "loss_fn__force_on_policy_ratio": False},
-            ("E309", "1536", ("policy.train_global_batch_size=2048",)),
-        ),
-        (
             {"cluster__num_nodes": 63},
             ("E310", "248 GPUs", ("policy.megatron_cfg.context_parallel_size=2",)),
         ),
@@ -101,10 +97,6 @@ def test_the_recipe_passes() -> None:
         (
             {"policy__generation__vllm_cfg__tensor_parallel_size": 6},
             ("E310", "256", ("policy.generation.colocated.generation_devices=252",)),
-        ),
-        (
-            {"policy__generation__colocated__generation_devices": 512},
-            ("E310", "512", ("policy.generation.colocated.generation_devices=256",)),
         ),
         (
             {"policy__megatron_cfg__expert_model_parallel_size": 7},
