@@ -2,7 +2,7 @@
 
 A field's shape is a type; one of the names below; a compiled pattern, for a text that it matches as a whole; a list of
 one shape, for a list of such; a mapping of names to shapes, for exactly those fields (`Optional` ones may be absent);
-`Values` of a shape; a tuple of shapes, for any of them; or None. pydantic takes longer to import than most commands run.
+`Values` of a shape; a tuple of shapes, for any of them; or None. pydantic is slow to import.
 """
 
 from __future__ import annotations
