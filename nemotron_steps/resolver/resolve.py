@@ -90,15 +90,8 @@ def resolve(
         if not node.composed:
             continue
         of_job = {key: value for key, (value, _) in node.config.job.items() if value is not None}
-        subject = CheckSubject(
-            node.key,
-            node.manifest,
-            node.config,
-            {**(profile or {}), **of_job},
-            artifacts[node.key],
-            node.inputs,
-            origins[node.key],
-        )
+        known_of = (artifacts[node.key], node.inputs, origins[node.key])
+        subject = CheckSubject(node.key, node.manifest, node.config, {**(profile or {}), **of_job}, *known_of)
         subjects[node.key] = subject
         for problem in _config_problems(node, subject, order):
             _address(problem, node, request, nodes)
