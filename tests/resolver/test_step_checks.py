@@ -16,7 +16,7 @@ from nemotron_steps.resolver.checks import (
     sorted_data_is_served_in_order,
 )
 from nemotron_steps.resolver.config_checks import check_attributes
-from nemotron_steps.resolver.layout import layout_fits, profile_size, teachers_fit
+from nemotron_steps.resolver.layout import generators_have_gpus, layout_fits, profile_size, teachers_fit
 from nemotron_steps.resolver.request import StepConfig
 
 
@@ -183,3 +183,25 @@ def test_memory_is_predicted_for_what_trains_on_a_layout_that_fits(tmp_path: Pat
     assert laid_out(tmp_path, {"gpus_per_node": 1}, tensor=2).memory is None
     for part in ("policy", "cluster"):
         assert subject(config={part: fits.config.values[part]}).memory is None
+
+
+TENSOR = "generation.vllm_cfg.tensor_parallel_size"
+
+
+@pytest.mark.parametrize(
+    ("width", "experts", "gpus", "hints"),
+    [
+        (16, 1, 8, (f"{TENSOR}=8", "cluster.gpus_per_node=16")),
+        (12, 12, 8, (f"{TENSOR}=4 generation.vllm_cfg.expert_parallel_size=4", "cluster.gpus_per_node=12")),
+        (8, 1, 8, None),
+        (16, 1, 0, None),  # processes on CPU
+    ],
+)
+def test_a_generator_has_its_gpus_on_one_node(
+    width: int, experts: int, gpus: int, hints: tuple[str, ...] | None
+) -> None:
+    sizes = {"tensor_parallel_size": width, "expert_parallel_size": experts}
+    values: dict[str, Any] = {"generation": {"backend": "vllm", "vllm_cfg": sizes}}
+    values["cluster"] = {"backend": "ray", "gpus_per_node": gpus}
+    told = list(generators_have_gpus(subject(config=values)))
+    assert [problem.hints for problem in told] == ([] if hints is None else [hints])
