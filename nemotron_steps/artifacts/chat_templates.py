@@ -1,7 +1,7 @@
 """What a chat template writes of messages and tools, told by writing some, without transformers.
 
-A template that refuses a role (`raise_exception`), breaks over it or leaves its text out does not write it. Templates
-run in Jinja's sandbox, with what transformers gives them.
+A template that refuses a role, breaks over it or leaves its text out does not write it. Templates run in Jinja's
+sandbox, with what transformers gives them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Paths that records name stay where they belong: below a home's folder, or below an artifact's own.
 
-A home may be shared, so what its records say is checked before it is used. Two checks: of the text (no `..`, not
-absolute), and of the file system (no symbolic link on the way leads out). Not for: paths that the user typed.
+A home may be shared, so what its records say is checked before it is used: the text (no `..`, not absolute), and the
+file system (no symbolic link on the way leads out). Not for paths that the user typed.
 """
 
 from __future__ import annotations

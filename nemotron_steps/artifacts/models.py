@@ -1,8 +1,4 @@
-"""What an artifact is: a typed folder of hashed files with attributes, a producer and input edges.
-
-Plain data only. Writing, finding and verifying artifacts is `store`; what makes a folder a valid artifact of
-its type is `validators`.
-"""
+"""What an artifact is: a typed folder of hashed files with attributes, a producer and input edges. Plain data only."""
 
 from __future__ import annotations
 

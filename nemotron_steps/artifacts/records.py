@@ -1,14 +1,8 @@
 """The records of a home as bytes: artifact.json and the version records, written with a checksum, read with distrust.
 
-What is read has every field checked for its type and form, its paths confined to the artifact's folder, its digest
-recomputed from type and files, and its checksum recomputed from the rest. The checksum finds what went wrong by
-itself, swapped disks and half-edited files; against somebody who can write to the home it only keeps him from
-changing what the digest does not cover by accident. The digest and the confinement do not depend on it.
-
 A field's shape is a type; one of the names below; a compiled pattern, for a text that it matches as a whole; a list of
 one shape, for a list of such; a mapping of names to shapes, for exactly those fields (`Optional` ones may be absent);
-`Values` of a shape; a tuple of shapes, for any of them; or None. pydantic would say more, and takes longer to import
-than most commands run.
+`Values` of a shape; a tuple of shapes, for any of them; or None. pydantic is slow to import.
 """
 
 from __future__ import annotations

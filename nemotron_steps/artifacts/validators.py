@@ -213,9 +213,10 @@ def _eval_report(folder: Path) -> dict[str, Any]:
     if not isinstance(metrics, dict):
         raise ArtifactError("`metrics` is not an object", where=str(path), expected="name → number")
     numbers = {name: value for name, value in metrics.items() if type(value) in (int, float)}
-    for name in metrics.keys() - numbers.keys() if metrics is not report else ():
-        what = f"metric '{name}' is not a number"
-        raise ArtifactError(what, where=str(path), expected="a number", found=repr(metrics[name]))
+    bad = [name for name in metrics if name not in numbers]
+    if bad and metrics is not report:
+        what = f"metric '{bad[0]}' is not a number"
+        raise ArtifactError(what, where=str(path), expected="a number", found=repr(metrics[bad[0]]))
     if not numbers:
         raise ArtifactError(
             "the evaluation report has no metrics",

@@ -1,7 +1,6 @@
 """Where manifests are: the built-in pack, installed distributions, STEPS_PATH, the working directory.
 
-Standard library only, and no plugin is ever imported: an installed pack is found through its entry point's name
-and read as files. Two layouts are packs:
+Standard library only, and no plugin is ever imported. Two layouts are packs:
 
     ROOT/manifests/**/*.toml, ROOT/configs/<step id>/<config>.yaml       this project's own
     ROOT/types.toml, ROOT/**/step.toml with config/<config>.yaml beside  the public Nemotron layout

@@ -1,8 +1,7 @@
 """The artifact types: which is usable as which (`is_a`), and how one becomes another (`convert_to`).
 
-Plain data and graph walks, standard library only. `is_a` is transitive and goes one way. A conversion available to a
-type is its own `convert_to`, or, when it declares none, that of its parents; after a conversion the artifact has
-exactly the target type.
+`is_a` is transitive and goes one way. A conversion available to a type is its own `convert_to`, or, when it declares
+none, that of its parents; after a conversion the artifact has exactly the target type.
 """
 
 from __future__ import annotations

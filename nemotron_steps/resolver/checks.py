@@ -1,8 +1,6 @@
-"""Arithmetic that can be checked before a GPU is touched: batch sizes and parallel layouts of training steps.
+"""Checks of one step's config, the model it is given and the cluster it will run on, before a GPU is touched.
 
-A check is a function of one step's config, the model it is given and the cluster it will run on. Add one to `CHECKS`,
-or pass a list of your own to `resolve`. A check looks only at keys that are there, so that it holds for any step that
-has them. The arithmetic itself is config/layout, which the engine asks as well.
+A check looks only at keys that are there, so that it holds for any step that has them.
 """
 
 from __future__ import annotations
@@ -282,4 +280,4 @@ CHECKS: tuple[Check, ...] = (
     memory_fits,
     sorted_data_is_served_in_order,
 )
-"""What every plan is checked with unless told otherwise."""
+"""What every plan is checked with."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -78,24 +78,9 @@ class StepConfig:
         """What the layout is checked and its memory predicted from."""
         return ParallelConfig.read(self.flat.get)
 
-    def with_values(self, changes: Mapping[str, Any]) -> StepConfig:
-        """The config with other values of dotted keys."""
-        values: Mapping[str, Any] = self.values
-        for key, value in changes.items():
-            values = _with_value(values, key.split("."), value)
-        return replace(self, values=values)
-
     def where(self, key: str) -> str | None:
         """What set a key, if known."""
         return self.origin(key) if self.origin is not None else None
-
-
-def _with_value(values: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
-    head, *rest = path
-    if rest:
-        inner = values.get(head)
-        value = _with_value(inner if isinstance(inner, Mapping) else {}, rest, value)
-    return {**values, head: value}
 
 
 def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.packs import BUILT_IN, unusable_code
 from nemotron_steps.manifest.registry import Registry
-from nemotron_steps.resolver.checks import CHECKS, Check, CheckSubject
+from nemotron_steps.resolver.checks import CHECKS, CheckSubject
 from nemotron_steps.resolver.config_checks import (
     check_attributes,
     check_parameters,
@@ -61,7 +61,6 @@ def resolve(
     compose: Compose,
     describe_input: DescribeInput,
     newest: Newest = lambda step_id, config_name, port: None,
-    checks: Sequence[Check] = CHECKS,
     profile: Mapping[str, Any] | None = None,
     known: Sequence[StepsError] = (),
     allow_unfilled: bool = False,
@@ -91,17 +90,10 @@ def resolve(
         if not node.composed:
             continue
         of_job = {key: value for key, (value, _) in node.config.job.items() if value is not None}
-        subject = CheckSubject(
-            node.key,
-            node.manifest,
-            node.config,
-            {**(profile or {}), **of_job},
-            artifacts[node.key],
-            node.inputs,
-            origins[node.key],
-        )
+        known_of = (artifacts[node.key], node.inputs, origins[node.key])
+        subject = CheckSubject(node.key, node.manifest, node.config, {**(profile or {}), **of_job}, *known_of)
         subjects[node.key] = subject
-        for problem in _config_problems(node, checks, subject, order):
+        for problem in _config_problems(node, subject, order):
             _address(problem, node, request, nodes)
             graph.report(problem)
     for manifest in (node.manifest for node in order if node.manifest.pack != BUILT_IN):
@@ -127,14 +119,12 @@ def resolve(
     )
 
 
-def _config_problems(
-    node: Node, checks: Sequence[Check], subject: CheckSubject, order: Sequence[Node]
-) -> Iterator[PlanProblem]:
+def _config_problems(node: Node, subject: CheckSubject, order: Sequence[Node]) -> Iterator[PlanProblem]:
     """Parameters, placeholders and arithmetic of one step."""
     for problem in (
         *check_parameters(node.manifest, node.config, node.key),
         *check_placeholders(node.manifest, node.config, node.key, {*node.inputs, *node.failed}),
-        *(problem for check in checks for problem in check(subject)),
+        *(problem for check in CHECKS for problem in check(subject)),
     ):
         if node.inserted:  # the user has not heard of it: its input is given as that of the step that it feeds
             fed = [

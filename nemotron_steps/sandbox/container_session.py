@@ -94,9 +94,13 @@ class ContainerSession:
                 line.cancel()
                 end.cancel()
             if not is_ready:
+                last = asyncio.ensure_future(_last(client.stderr))
                 _kill(client)
+                await gone(client)
+                await asyncio.wait([last], timeout=LAST_WORDS_S)  # what has left its group may hold the pipe open
+                await let_go(client)
                 # Docker ends what it says with advice to read its help.
-                lines = (await _rest(client.stderr)).decode(errors="replace").strip().splitlines()
+                lines = (await last).strip().splitlines()
                 told = [line for line in lines if line.strip() and "--help" not in line] or lines
                 raise SandboxError(
                     f"{self.engine} could not start a container of {self.image}",
@@ -247,7 +251,7 @@ class ApptainerSession(ServedSession):
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await gone(process)
-                await asyncio.wait([said], timeout=1.0)
+                await asyncio.wait([said], timeout=LAST_WORDS_S)
                 await let_go(process)
         text = await said
         seconds = asyncio.get_running_loop().time() - begun
@@ -278,16 +282,6 @@ def _kill(client: asyncio.subprocess.Process) -> None:
     if client.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(client.pid, signal.SIGKILL)
-
-
-async def _rest(stream: asyncio.StreamReader) -> bytes:
-    """What was written, by a program that is dead: what has left its group may hold the pipe open."""
-    said = b""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(LAST_WORDS_S):
-            while part := await stream.read(CHUNK):
-                said += part
-    return said
 
 
 async def _last(stream: asyncio.StreamReader) -> str:

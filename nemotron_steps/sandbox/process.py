@@ -119,10 +119,8 @@ async def run_process(
     pass_fds: Sequence[int] = (),
     watch: Watch | None = None,
 ) -> Ended:
-    """Run argv in its own session; whatever ends it, its whole process group is killed afterwards.
-
-    `wall_s` counts from when it is ready; `environment` and `cwd` are the host process's.
-    """
+    """Run argv in its own session; whatever ends it, its process group is killed. `wall_s` counts from when it is
+    ready."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Ended] = loop.create_future()
     stop = os.eventfd(0)

@@ -4,9 +4,8 @@
         await session.write({"/scratch/repo/a.py": "x = 1\\n"})
         result = await session.run(["python3", "a.py"], cwd="/scratch/repo")
 
-A command that fails, loops or floods is a result, and the session goes on. A session that is over (its total time or
-memory is used up, or a command has killed it) says so to every later command with SessionOverError. Sessions of images
-are in container_session.py.
+A command that fails, loops or floods is a result, and the session goes on. One that is over says so to every later
+command. Sessions of images are in container_session.py.
 """
 
 from __future__ import annotations

@@ -47,12 +47,9 @@ def test_a_value_becomes_what_json_has(value: Any, expected: Any) -> None:
     ("value", "expected"),
     [
         (1, 1.0),
-        (0.5, 0.5),
-        ("inf", math.inf),
         ("-inf", -math.inf),
         (True, None),
         ("1", None),
-        (None, None),
         ([1], None),
     ],
 )

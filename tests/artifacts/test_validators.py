@@ -247,7 +247,6 @@ def test_a_broken_validator_is_named(
 
 
 CHAT_LINE = '{"messages": [{"role": "assistant", "content": "4"}]}\n'
-PROMPT_LINE = '{"responses_create_params": {"input": "x"}, "agent_ref": {"name": "NAME"}}\n'
 
 
 def write(folder: Path, *names: str, text: str = "{}\n") -> Path:

@@ -76,14 +76,6 @@ def test_the_eleventh_version_comes_after_the_tenth(store: ArtifactStore) -> Non
     assert caught.value.expected == "v4, v5, v6, v7, v8, v9, v10, v11"
 
 
-def test_an_object_whose_folder_is_no_digest_is_not_found_by_it(store: ArtifactStore, tmp_path: Path) -> None:
-    artifact = commit(store)
-    (tmp_path / "home/artifacts/objects" / f"{artifact.digest}.0f.corrupt").mkdir()
-    artifact.path.rename(tmp_path / "moved")
-    with pytest.raises(UnknownNameError):
-        store.find(artifact.digest[:12])
-
-
 @pytest.mark.parametrize("name", ["", "../a", "a b", "-a", "a" * 201])
 def test_what_cannot_be_a_name_names_nothing(name: str, store: ArtifactStore) -> None:
     with pytest.raises(ArtifactError, match="cannot name"):

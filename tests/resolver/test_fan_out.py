@@ -37,19 +37,6 @@ def read(goal: Goal) -> dict[str, Any]:
     return {port: source.ref or (source.stage, source.port) for port, source in goal.wired.items()}
 
 
-def test_each_instance_has_its_value_after_the_stages_own_overrides() -> None:
-    found = made((goal("make"), goal("train", "lr=1", rows="make.rows")), axis("1", "2"))
-    assert {name: each.overrides for name, each in found.items()} == {
-        "make": (),
-        "train-1": ("lr=1", "seed=1"),
-        "train-2": ("lr=1", "seed=2"),
-    }
-    assert found["train-2"].instance == Instance("train", {"train.seed": "2"}) and found["make"].instance is None
-    assert read(found["train-2"]) == {"rows": ("make", "rows")}
-    assert found["train-2"].where == {"": "p.toml:train", "rows": "p.toml:train.rows"}
-    assert found["train-2"].step_id == "steps/train"
-
-
 def test_what_reads_an_instance_is_fanned_out_with_it_and_a_port_of_many_takes_all() -> None:
     stages = (
         goal("train"),
@@ -70,27 +57,6 @@ def test_what_reads_an_instance_is_fanned_out_with_it_and_a_port_of_many_takes_a
     where = found["compare"].where
     assert (where["models.t-2"], where["models.e-1"]) == ("p.toml:compare.models.t", "p.toml:compare.models.e")
     assert found["compare"].instance is None
-
-
-def test_several_axes_are_every_combination_and_a_shared_one_goes_together() -> None:
-    lr = axis("0.1", "0.2", keys=(("train", "lr"), ("tune", "lr")))
-    found = made((goal("train"), goal("tune", model="train")), axis("1", "2"), lr)
-    names = ["1-0_1", "1-0_2", "2-0_1", "2-0_2"]
-    assert list(found) == [f"{stage}-{name}" for stage in ("train", "tune") for name in names]
-    assert found["train-2-0_1"].overrides == ("seed=2", "lr=0.1")
-    assert found["tune-2-0_1"].overrides == ("lr=0.1",)
-    assert read(found["tune-2-0_1"]) == {"model": ("train-2-0_1", None)}
-    assert found["tune-2-0_1"].instance == Instance("tune", {"train.seed": "2", "train.lr": "0_1"})
-
-
-def test_an_input_fanned_out_over_takes_the_place_of_what_it_was_wired_to() -> None:
-    inputs = axis("'a b:v1'", "./c.jsonl", keys=(("train", "inputs.rows"),))
-    found = made((goal("make"), goal("train", rows="make", base="x:v1")), inputs)
-    assert {name: read(each) for name, each in found.items() if name != "make"} == {
-        "train-a_b_v1": {"base": "x:v1", "rows": "a b:v1"},
-        "train-c": {"base": "x:v1", "rows": "./c.jsonl"},
-    }
-    assert found["train-c"].overrides == ()
 
 
 def test_what_is_given_to_a_fanned_out_stage_is_for_each_instance_and_for_no_other() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.layout.parallel_config import TEACHERS
 from nemotron_steps.manifest.models import Constraint, Consumes, StepManifest, StepTable
 from nemotron_steps.resolver.checks import (
     CHECKS,
@@ -17,7 +16,7 @@ from nemotron_steps.resolver.checks import (
     sorted_data_is_served_in_order,
 )
 from nemotron_steps.resolver.config_checks import check_attributes
-from nemotron_steps.resolver.layout import layout_fits, profile_size, teachers_fit
+from nemotron_steps.resolver.layout import generators_have_gpus, layout_fits, profile_size, teachers_fit
 from nemotron_steps.resolver.request import StepConfig
 
 
@@ -35,29 +34,13 @@ def port(name: str, bind: Any = None) -> Consumes:
     return Consumes(type="t", name=name, bind=bind)
 
 
-def test_teachers_are_those_of_the_config_and_before_them_those_that_inputs_bring() -> None:
-    parents = TEACHERS.split(".")
-    values: dict[str, Any] = {"math": "hub/a", "code": "hub/b"}
-    config: dict[str, Any] = values
-    for part in reversed(parents):
-        config = {part: config}
-    step = subject(port("mine", f"{TEACHERS}.math"), port("policy", "policy.checkpoint"), config=config)
-    assert step.teachers == {"math": "mine"} and step.get(TEACHERS) == {"math": "mine", "code": "hub/b"}
-    assert subject(port("mine", f"{TEACHERS}.math")).get(TEACHERS) == {"math": "mine"}
-    assert subject(config=config).get(TEACHERS) == values and subject().get(TEACHERS) is None
-    assert step.get(f"{TEACHERS}.math") == "hub/a"
-
-
 @pytest.mark.parametrize(
     ("roles", "written", "missing"),
     [
         (("user", "tool"), ["user"], "tool messages"),
-        (("system", "user", "tool"), ["user"], "system messages and tool messages"),
         (("user",), ["user", "tool"], None),
         (("user",), [], "user messages"),
         (("user",), None, None),
-        ((), ["user"], None),
-        (("user", "tools"), ["user"], "tools"),
         (("user", "tool", "tools"), ["user"], "tool messages and tools"),
     ],
 )
@@ -85,7 +68,6 @@ BY_ROW = {"env": {"should_use_nemo_gym": True}}
         ("roles", {}, None),
         (None, {}, None),
         ("roles", {"genrm_compare": {"layout": "plain"}}, "genrm_compare.layout=roles"),
-        ("plain", {"genrm_compare": {"layout": "plain"}}, None),
         ("plain", {"genrm_compare": {"use_principle": False}}, "genrm_compare.layout=plain"),
         ("plain", {"mine": {"layout": "plain"}}, None),
         ("roles", {"mine": {"layout": "plain"}}, "mine.layout=roles"),
@@ -201,3 +183,25 @@ def test_memory_is_predicted_for_what_trains_on_a_layout_that_fits(tmp_path: Pat
     assert laid_out(tmp_path, {"gpus_per_node": 1}, tensor=2).memory is None
     for part in ("policy", "cluster"):
         assert subject(config={part: fits.config.values[part]}).memory is None
+
+
+TENSOR = "generation.vllm_cfg.tensor_parallel_size"
+
+
+@pytest.mark.parametrize(
+    ("width", "experts", "gpus", "hints"),
+    [
+        (16, 1, 8, (f"{TENSOR}=8", "cluster.gpus_per_node=16")),
+        (12, 12, 8, (f"{TENSOR}=4 generation.vllm_cfg.expert_parallel_size=4", "cluster.gpus_per_node=12")),
+        (8, 1, 8, None),
+        (16, 1, 0, None),  # processes on CPU
+    ],
+)
+def test_a_generator_has_its_gpus_on_one_node(
+    width: int, experts: int, gpus: int, hints: tuple[str, ...] | None
+) -> None:
+    sizes = {"tensor_parallel_size": width, "expert_parallel_size": experts}
+    values: dict[str, Any] = {"generation": {"backend": "vllm", "vllm_cfg": sizes}}
+    values["cluster"] = {"backend": "ray", "gpus_per_node": gpus}
+    told = list(generators_have_gpus(subject(config=values)))
+    assert [problem.hints for problem in told] == ([] if hints is None else [hints])

@@ -131,23 +131,6 @@ def test_what_has_left_the_group_holds_no_answer_up_beyond_the_time_of_its_comma
     assert answer["outcome"] == outcome and 3 <= answer["wall_s"] < 20
 
 
-def test_a_command_that_reads_its_own_outputs_ends_nothing_but_itself(ask: Ask) -> None:
-    thief = """
-import os, threading
-end = os.open("/proc/self/fd/1", os.O_RDONLY)
-def take():
-    while True:
-        os.read(end, 65536)
-threading.Thread(target=take, daemon=True).start()
-for _ in range(20000):
-    os.write(1, b"x")
-os._exit(3)
-"""
-    for _ in range(3):
-        assert ended(ask("python3", "-c", thief, output_bytes=100_000))[:2] == ("exited", 3)
-    assert ended(ask("echo", "on")) == ("exited", 0, "on\n", "")
-
-
 @pytest.mark.parametrize("given_up", [b"\n", b'{"files": {}}\n'])
 @pytest.mark.parametrize("script", ["", "exec >&- 2>&-;"])
 def test_a_command_is_given_up_when_more_is_said_before_its_answer(
