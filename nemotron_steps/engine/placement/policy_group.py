@@ -1,5 +1,7 @@
 """A `Policy` whose ranks live in actors: every method runs on all of them, rank 0 answers."""
 
+# ruff: noqa: D102  Policy says what each method does
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -42,7 +44,6 @@ class PlacedSnapshot:
         self._ranks = ranks
 
     def write(self, path: str) -> None:
-        """See Snapshot."""
         settle({rank.beside("write_snapshot", path, thread=FILES): rank for rank in self._ranks})
 
 
@@ -73,15 +74,12 @@ class RayPolicy(RankGroup):
         return replace(batch, **{name: torch.from_numpy(np.array(each)) for name, each in scores.items()})
 
     def logprobs(self, batch: TrainBatch) -> torch.Tensor:
-        """See Policy."""
         return torch.from_numpy(self._with_batch("logprobs", batch).copy())
 
     def reference_logprobs(self, batch: TrainBatch) -> torch.Tensor:
-        """See Policy."""
         return torch.from_numpy(self._with_batch("reference_logprobs", batch).copy())
 
     def train_step(self, batch: TrainBatch) -> dict[str, float]:
-        """See Policy."""
         metrics: dict[str, float] = self._with_batch("train_step", batch)
         return metrics
 
@@ -101,7 +99,6 @@ class RayPolicy(RankGroup):
         )
 
     def save_checkpoint(self, path: str) -> None:
-        """See Policy."""
         self.everywhere("files", "save_checkpoint", path)
 
     def snapshot(self) -> PlacedSnapshot:
@@ -110,19 +107,15 @@ class RayPolicy(RankGroup):
         return PlacedSnapshot(self.workers)
 
     def load_checkpoint(self, path: str) -> None:
-        """See Policy."""
         self.everywhere("files", "load_checkpoint", path)
 
     def save_model(self, path: str | Path) -> None:
-        """See Policy."""
         self.everywhere("files", "save_model", str(path))
 
     def save_hf(self, path: str | Path) -> None:
-        """See Policy."""
         self.everywhere("files", "save_hf", str(path))
 
     def save_adapter(self, path: str | Path, base: str, digest: str) -> None:
-        """See Policy."""
         self.everywhere("files", "save_adapter", str(path), base, digest)
 
     def _with_batch(self, method: str, batch: TrainBatch) -> Any:
