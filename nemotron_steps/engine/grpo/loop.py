@@ -23,7 +23,6 @@ from nemotron_steps.engine.batching import split_batch
 from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, GroupBuffer, encode_groups
-from nemotron_steps.engine.grpo.distillation import Distillation
 from nemotron_steps.engine.grpo.filters import (
     DynamicSampler,
     FailureWatch,
@@ -35,6 +34,7 @@ from nemotron_steps.engine.grpo.filters import (
 )
 from nemotron_steps.engine.grpo.rewards import RewardPenalties
 from nemotron_steps.engine.grpo.step import (
+    Distillation,
     finish_batch,
     needs_prev_logprobs,
     needs_reference_logprobs,
