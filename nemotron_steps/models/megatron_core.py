@@ -82,7 +82,7 @@ def on_available_device() -> Iterator[None]:
 
 
 def ensure_process_group() -> None:
-    """Initialise torch.distributed unless it already is, as ranks of a group have done (workers/ranks.py).
+    """Initialise torch.distributed unless it already is, as ranks of a group have done (workers/workers.py).
 
     A group of this process alone, over an in-memory store: no port is opened, and variables of a launcher that the
     process inherited say nothing. The process leaves it as it ends, or NCCL warns of it.

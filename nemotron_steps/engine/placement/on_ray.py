@@ -31,8 +31,7 @@ from nemotron_steps.engine.placement.environment_actor import (
     PlacedJudge,
     start_judge,
 )
-from nemotron_steps.engine.placement.generation_worker import GeneratorSettings
-from nemotron_steps.engine.placement.generator_group import RayGenerator
+from nemotron_steps.engine.placement.generator_group import GeneratorSettings, RayGenerator
 from nemotron_steps.engine.placement.parts import Parts, Wanted
 from nemotron_steps.engine.placement.policy_group import RayPolicy
 from nemotron_steps.engine.placement.teacher_group import PlacedTeachers
