@@ -245,5 +245,4 @@ class Policy(Protocol):
         """The same as a Hugging Face folder."""
 
     def save_adapter(self, path: str | Path, base: str, digest: str) -> None:
-        """The adapters alone, where adapters are trained, as a folder that PEFT loads, of the checkpoint at `base`,
-        the artifact of that digest."""
+        """The adapters alone, as a folder that PEFT loads, of the checkpoint at `base` with that digest."""

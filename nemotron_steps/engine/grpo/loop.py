@@ -157,8 +157,7 @@ def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
 
 
 def summary_of(run: GrpoRun) -> dict[str, Any]:
-    """Of a run that is over: steps, the reward of the first and of the last ones, and what validation gave before and
-    after; where it was not validated both times, the newest validation with its step."""
+    """What a run that is over came to: steps, rewards, and validation before and after."""
     summary: dict[str, Any] = {"steps": run.step, **first_and_last("reward", run.rewards)}
     if {0, run.step} <= run.validated.keys():
         summary.update(before_and_after("validation", run.validated[0], run.validated[run.step]))

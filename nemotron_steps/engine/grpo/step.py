@@ -258,7 +258,6 @@ class Distillation:
         prepared.metrics.update(found)
 
     def own_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """A step's metrics without those of rewards' advantages, which nothing is trained on: a group of equal rewards,
-        say, still teaches something."""
+        """A step's metrics without those of rewards' advantages, which nothing is trained on."""
         left_out = ("groups/",) if self.gives_advantages else ("advantages/", "groups/")
         return {name: value for name, value in metrics.items() if not name.startswith(left_out)}

@@ -196,8 +196,7 @@ class EnvironmentWorker(WorkerProcess):
 
 
 class PlacedEnvironment(Environment):
-    """The driver's side of an environment; `local` is its twin here, for what needs no work, and `label` what the
-    worker knows it by: a run may have several of one name."""
+    """The driver's side of an environment; `local` is its twin here, `label` the worker's name for it."""
 
     def __init__(self, local: Environment, home: PlacedEnvironmentSet, label: str) -> None:
         super().__init__(local.config, {})

@@ -252,8 +252,7 @@ def place_graders(
     seed: int,
     only: str | None,
 ) -> tuple[dict[str, PlacedJudge], PlacedEnvironmentSet]:
-    """Every copy of the judges that are loaded here, by role, and the environments in an actor beside the driver, from
-    which judges behind HTTP are asked."""
+    """The judges that are loaded here, by role, and the environments in an actor beside the driver."""
     placed: dict[str, PlacedJudge] = {}
     options = iter(judge_options(plan, cluster, generators))
     for role, copies in plan.judges.items():

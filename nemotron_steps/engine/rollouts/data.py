@@ -130,8 +130,7 @@ def _stamp(file: Path) -> tuple[int, int]:
 
 
 class PromptStream:
-    """Batches of rows, epoch after epoch. Each epoch is a permutation drawn from (seed, epoch): the state is two
-    numbers."""
+    """Batches of rows; each epoch is a permutation drawn from (seed, epoch)."""
 
     def __init__(
         self, rows: Sequence[PromptRow], *, batch_size: int, max_epochs: int, seed: int, shuffle: bool

@@ -45,8 +45,7 @@ def longer_than(limit: int, rows: PromptRows, model: str | Path) -> dict[int, in
 
 
 def short_enough(config: RlConfig, rows: PromptRows, left_out: Callable[[int], None]) -> Sequence[PromptRow]:
-    """Rows within `data.max_input_seq_length`. Without that, all of them: DataError, naming the first, if any fills the
-    whole sequence; or if all are longer. Nothing is checked while the model does not exist yet."""
+    """Rows within `data.max_input_seq_length`; without that all, and DataError if any fills the sequence."""
     limit, model = config.data.max_input_seq_length, config.policy.checkpoint
     if model is None:
         return rows

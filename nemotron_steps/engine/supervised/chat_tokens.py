@@ -167,8 +167,7 @@ SftExample = ChatSequence | PackedRow
 
 
 def read_packed(file: Path, *, max_length: int, vocabulary: int) -> Rows[PackedRow]:
-    """The rows of a packed data set, read when they are asked for. DataError: a malformed row, a chat that is too long,
-    or a token that the tokenizer does not have."""
+    """The rows of a packed data set, read when they are asked for."""
 
     def check(row: PromptRow) -> None:
         check_packed(row.row, row.where)
