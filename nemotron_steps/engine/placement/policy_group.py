@@ -69,17 +69,10 @@ class PolicyWorker(RankWorker):
         scored = arrays_of(self._teachers.score(batch_of(arrays), names))
         return self._answer({name: each for name, each in scored.items() if name in SCORES and each is not None})
 
-    def logprobs(self, arrays: Arrays) -> Any:
-        """Policy.logprobs; rank 0 answers."""
-        return self._answer(self._policy.logprobs(batch_of(arrays)).numpy())
-
-    def reference_logprobs(self, arrays: Arrays) -> Any:
-        """Policy.reference_logprobs; rank 0 answers."""
-        return self._answer(self._policy.reference_logprobs(batch_of(arrays)).numpy())
-
-    def train_step(self, arrays: Arrays) -> Any:
-        """Policy.train_step; rank 0 answers."""
-        return self._answer(self._policy.train_step(batch_of(arrays)))
+    def ask(self, method: str, arrays: Arrays) -> Any:
+        """Policy.logprobs, reference_logprobs or train_step; rank 0 answers."""
+        found = getattr(self._policy, method)(batch_of(arrays))
+        return self._answer(found.numpy() if isinstance(found, torch.Tensor) else found)
 
     def files(self, method: str, path: str, *more: str) -> None:
         """Policy.save_checkpoint, load_checkpoint, save_model, save_hf or save_adapter."""
@@ -249,4 +242,4 @@ class RayPolicy(RankGroup):
     def _with_batch(self, method: str, batch: TrainBatch) -> Any:
         import ray
 
-        return self.everywhere(method, ray.put(arrays_of(batch)))
+        return self.everywhere("ask", method, ray.put(arrays_of(batch)))
