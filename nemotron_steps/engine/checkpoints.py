@@ -118,8 +118,7 @@ class CheckpointManager:
         *,
         reported: Collection[str] = (),
     ) -> None:
-        """Write and commit one checkpoint, then drop those that are neither the newest nor among the keep_top_k
-        best."""
+        """Commit a checkpoint, then drop those neither newest nor among the keep_top_k best."""
         asked = time.monotonic()
         self._refuse_unknown_metric(state, reported)
         text = json.dumps(state)

@@ -37,8 +37,7 @@ class Reporter(Protocol):
 
 
 def first_and_last(name: str, values: Sequence[float]) -> dict[str, float]:
-    """A metric at the start and at the end of a training, for its summary: means `NAME_first_5_steps` and
-    `NAME_last_5_steps`."""
+    """Means of a metric's first and last five training steps, for a summary."""
     known = [value for value in values if value == value]
     width = min(_WINDOW, len(known) // 2)
     if width == 0:

@@ -1,14 +1,11 @@
 """The engine's core types and how data flows between them.
 
-    Prompt --(rl loop)--> GenerationRequest --Generator--> Completion
-    Completion --environment--> Rollout (tokens, logprobs, reward, components)
-    Rollouts of one prompt form a RolloutGroup (G rollouts, one explicit group id)
-    RolloutGroups --advantages--> TrainBatch --Policy.train_step--> new weights
-    Policy.weights() --Generator.update_weights--> next weight version
+    Prompt -> GenerationRequest --Generator--> Completion --environment--> Rollout; those of a prompt are a RolloutGroup
+    RolloutGroups --advantages--> TrainBatch --Policy.train_step--> weights --Generator.update_weights--> next version
 
-Shapes in names and docstrings: P prompts, G rollouts a group, N = P·G sequences, T tokens.
-Token-aligned tensors follow one convention: element [n, t] belongs to token t, so the log
-probability at t is log p(token_t | tokens_<t), and column 0 is always 0.
+Shapes in names and docstrings: P prompts, G rollouts a group, N = P·G sequences, T tokens. Token-aligned tensors follow
+one convention: element [n, t] belongs to token t, so the log probability at t is log p(token_t | tokens_<t), and
+column 0 is always 0.
 """
 
 from __future__ import annotations
@@ -248,5 +245,4 @@ class Policy(Protocol):
         """The same as a Hugging Face folder."""
 
     def save_adapter(self, path: str | Path, base: str, digest: str) -> None:
-        """The adapters alone, where adapters are trained, as a folder that PEFT loads, of the checkpoint at `base`,
-        the artifact of that digest."""
+        """The adapters alone, as a folder that PEFT loads, of the checkpoint at `base` with that digest."""

@@ -72,7 +72,7 @@ def on_available_device() -> Iterator[None]:
 
 
 def ensure_process_group() -> None:
-    """Initialise torch.distributed unless it already is (workers/ranks.py): a group of this process alone over an
+    """Initialise torch.distributed unless it already is (workers/workers.py): a group of this process alone over an
     in-memory store, so that no port is opened and variables of a launcher say nothing."""
     import torch
     import torch.distributed as dist

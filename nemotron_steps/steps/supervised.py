@@ -25,7 +25,7 @@ from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.engine.rollouts.evaluation import measure_agreement
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
 from nemotron_steps.engine.setup.backends import build_generator
-from nemotron_steps.engine.supervised.chat_tokens import PackedRows, SftExample
+from nemotron_steps.engine.supervised.chat_tokens import SftExample, read_packed
 from nemotron_steps.engine.supervised.dpo import PreferencePair, optimize_preferences, read_pairs
 from nemotron_steps.engine.supervised.loop import total_steps
 from nemotron_steps.engine.supervised.sft import finetune, read_chats
@@ -90,7 +90,7 @@ def _read_examples(path: str, chat: ChatFormat, max_length: int) -> tuple[Sequen
     first = next((row for _, row in lines.read_rows(file)), {}) if file.is_file() else {}
     if sniff_row(first) != "packed_chats":
         return read_chats(file, chat, max_length)
-    packed = PackedRows(file, max_length=max_length, vocabulary=len(chat.tokenizer))
+    packed = read_packed(file, max_length=max_length, vocabulary=len(chat.tokenizer))
     return packed, len(packed), 0
 
 

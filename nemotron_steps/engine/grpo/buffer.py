@@ -96,8 +96,7 @@ class GroupBuffer:
     # -- generation's side ------------------------------------------------------------------------------------------
 
     def can_issue(self, generator_version: int) -> bool:
-        """Whether a group started now, on weights `generator_version`, would be young enough for the step it would be
-        promised to."""
+        """Whether a group started now would be young enough for the step it would be promised to."""
         if self._interrupted:
             return True
         if not self._retry and self.num_positions is not None and self._cursor >= self.num_positions:
@@ -147,8 +146,7 @@ class GroupBuffer:
         return sorted(late, key=lambda ticket: (ticket.issued_at, ticket.position))
 
     def withdraw(self, group_id: str, reason: str) -> None:
-        """Give up on an attempt (straggler, judge down); its position is retried, or dropped at last. The reason is
-        counted in the metrics."""
+        """Give up on an attempt; its position is retried, or dropped at last."""
         ticket = self._remove(group_id)
         position = ticket.position
         self._counts[f"withdrawn_{reason}"] += 1

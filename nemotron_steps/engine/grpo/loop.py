@@ -23,7 +23,6 @@ from nemotron_steps.engine.batching import split_batch
 from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, GroupBuffer, encode_groups
-from nemotron_steps.engine.grpo.distillation import Distillation
 from nemotron_steps.engine.grpo.filters import (
     DynamicSampler,
     FailureWatch,
@@ -35,6 +34,7 @@ from nemotron_steps.engine.grpo.filters import (
 )
 from nemotron_steps.engine.grpo.rewards import RewardPenalties
 from nemotron_steps.engine.grpo.step import (
+    Distillation,
     finish_batch,
     needs_prev_logprobs,
     needs_reference_logprobs,
@@ -157,8 +157,7 @@ def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
 
 
 def summary_of(run: GrpoRun) -> dict[str, Any]:
-    """Of a run that is over: steps, the reward of the first and of the last ones, and what validation gave before and
-    after; where it was not validated both times, the newest validation with its step."""
+    """What a run that is over came to: steps, rewards, and validation before and after."""
     summary: dict[str, Any] = {"steps": run.step, **first_and_last("reward", run.rewards)}
     if {0, run.step} <= run.validated.keys():
         summary.update(before_and_after("validation", run.validated[0], run.validated[run.step]))

@@ -75,8 +75,7 @@ class Violation(StrEnum):
 
 
 def treatments(config: GrpoConfig) -> dict[Violation, float | None]:
-    """The rules that are looked at, and what becomes of a turn that breaks one: the advantage that its tokens get, or
-    None to leave them out of the loss."""
+    """The advantage that tokens of a turn that breaks a rule get; None: left out of the loss."""
     found: dict[Violation, float | None] = {}
     if config.invalid_tool_call_strategy == "mask":
         found[Violation.INVALID_TOOL_CALL] = None

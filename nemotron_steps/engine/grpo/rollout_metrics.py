@@ -69,8 +69,7 @@ def reward_metrics(rollouts: Sequence[Rollout], rewards: torch.Tensor) -> dict[s
 
 
 def component_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Mean of each named reward component per environment: `reward/<environment>/<component>`; of GRADER_FAILED, where
-    any has it, the share of all graded answers."""
+    """Mean of each named reward component per environment."""
     values: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         if rollout.failure is None:

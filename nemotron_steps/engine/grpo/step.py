@@ -7,9 +7,10 @@ finish_batch:   sequence logprob-error mask -> advantages -> message penalties -
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,13 +23,15 @@ from nemotron_steps.engine.losses.loss import count_normalizers, loss_mask, redu
 from nemotron_steps.engine.losses.ratios import kl_divergence, sequence_logprob_error
 from nemotron_steps.engine.rollouts.failures import failed_rollout
 from nemotron_steps.engine.rollouts.low_effort import METADATA_KEY, low_effort_metrics
+from nemotron_steps.engine.rollouts.teacher_choice import TeacherChoice
 from nemotron_steps.engine.schedules import epsilon_limit
-from nemotron_steps.engine.types import Rollout, RolloutGroup, TrainBatch
+from nemotron_steps.engine.types import Rollout, RolloutGroup, Teachers, TrainBatch
 from nemotron_steps.environments.base import GRADER_FAILED, GradeResult
 
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.grpo import GrpoConfig, LossFnConfig
     from nemotron_steps.config.schema.rl import NemoGymConfig
+    from nemotron_steps.engine.rollouts.data import PromptRow
 
 MISSING_MEMBER = "missing_member"
 """Failure class of a placeholder that stands for a rollout a straggler deadline left out."""
@@ -212,3 +215,49 @@ def _advantage_metrics(before_clip: torch.Tensor, after_clip: torch.Tensor, mask
         "advantages/max": float(values.max()),
         "advantages/clipped_share": float((before_clip != after_clip)[trained].double().mean()),
     }
+
+
+TEACHER_KEY = "teacher"
+"""Of a rollout's metadata: the name of its prompt's teacher."""
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """The teachers of a run and the rows that each of them has."""
+
+    choice: TeacherChoice
+    teachers: Teachers
+    gives_advantages: bool = False
+    """Whether the policy learns from sampled tokens' logprobs (adv_estimator.name=opd), not from distributions."""
+
+    def mark(self, prompts: Sequence[PromptRow], groups: Sequence[RolloutGroup]) -> None:
+        """Note each prompt's teacher in its rollouts, where a checkpoint of the buffer keeps it."""
+        for prompt, group in zip(prompts, groups, strict=True):
+            teacher = self.choice.of(prompt.row, prompt.where)
+            for rollout in group.rollouts:
+                rollout.metadata[TEACHER_KEY] = teacher
+
+    def score(self, prepared: PreparedBatch) -> None:
+        """Have the teachers score the batch."""
+        rollouts = prepared.rollouts
+        prepared.batch = batch = self.teachers.score(prepared.batch, [r.metadata.get(TEACHER_KEY) for r in rollouts])
+        assert batch.teacher_logprobs is not None
+        mask = loss_mask(batch.token_mask, batch.sample_mask)
+        kl = kl_divergence(batch.generation_logprobs, batch.teacher_logprobs, "k1", input_clamp=None, output_clamp=None)
+        kl = torch.where(mask > 0, kl, torch.zeros_like(kl))  # elsewhere it may be anything, NaN included
+        totals = kl.sum(dim=1).tolist(), mask.sum(dim=1).tolist()
+        sums: Mapping[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for rollout, nats, tokens in zip(rollouts, *totals, strict=True):
+            if tokens:
+                for key in ("mean", rollout.environment):
+                    sums[key][0] += nats
+                    sums[key][1] += tokens
+        found: dict[str, Any] = {f"teacher_kl/{name}": nats / tokens for name, (nats, tokens) in sorted(sums.items())}
+        if self.gives_advantages and "teacher_kl/mean" in found:  # else the loss computes it
+            found["teacher_divergence"] = found["teacher_kl/mean"]
+        prepared.metrics.update(found)
+
+    def own_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """A step's metrics without those of rewards' advantages, which nothing is trained on."""
+        left_out = ("groups/",) if self.gives_advantages else ("advantages/", "groups/")
+        return {name: value for name, value in metrics.items() if not name.startswith(left_out)}

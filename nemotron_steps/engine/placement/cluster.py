@@ -198,11 +198,16 @@ def _start(config: ClusterConfig, workers: int) -> None:
             found=str(gpus),
             hints=["-c one_gpu", f"cluster.gpus_per_node={there}"] if there else ["cluster.gpus_per_node=0"],
         )
+    threads = str(max(1, (os.cpu_count() or 1) // max(1, workers)))
+    # Everything is on this machine: collectives listen on loopback.
+    usual = {"OMP_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    usual["RAY_USAGE_STATS_ENABLED"] = "0"
+    variables = {name: os.environ.get(name, value) for name, value in usual.items()} | {"PYTHONPATH": _import_path()}
     problem: Exception | None = None
     for attempt in range(ATTEMPTS):
         try:
             # Workers are children of Ray's own processes and inherit what these are started with.
-            with variables_set(_variables(workers)), left_to_us(), waiting("Ray to start on this machine"):
+            with variables_set(variables), left_to_us(), waiting("Ray to start on this machine"):
                 ray.init(
                     address="local",  # not whatever else runs on this machine
                     num_cpus=max(1, os.cpu_count() or 1),
@@ -225,19 +230,6 @@ def _start(config: ClusterConfig, workers: int) -> None:
         found=f"{type(problem).__name__}: {problem}",
         hints=["steps doctor", "cluster.backend=process"],
     )
-
-
-def _variables(workers: int) -> dict[str, str]:
-    """Environment variables that workers need."""
-    threads = max(1, (os.cpu_count() or 1) // max(1, workers))
-    return {
-        "PYTHONPATH": _import_path(),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-        # Everything is on this machine: collectives listen on loopback.
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-        "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo"),
-        "RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"),
-    }
 
 
 def _import_path() -> str:

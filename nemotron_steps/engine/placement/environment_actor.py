@@ -4,6 +4,8 @@ Rows are checked and routed in the driver, by environments that are never starte
 One that dies is replaced, MAX_RESTARTS times in a run: sessions that it held are lost, and their rollouts with them.
 """
 
+# ruff: noqa: D102  Environment and Judge say what each method does
+
 from __future__ import annotations
 
 import asyncio
@@ -14,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from nemotron_steps.config.schema.rl import VllmModelConfig
@@ -63,7 +66,6 @@ class JudgeWorker(WorkerProcess):
     async def complete(
         self, messages: Sequence[dict[str, Any]], temperature: float, top_p: float, max_tokens: int
     ) -> str:
-        """See Judge.complete."""
         return await self._judge.complete(messages, temperature=temperature, top_p=top_p, max_tokens=max_tokens)
 
 
@@ -75,7 +77,6 @@ class PlacedJudge:
     workers: tuple[Worker, ...]
 
     async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
-        """See Judge."""
         worker = self.workers[copy_for(messages, len(self.workers))]
         try:
             call = worker.call("complete", list(messages), temperature, top_p, max_tokens)
@@ -96,21 +97,6 @@ def copy_for(messages: Messages, copies: int) -> int:
         return 0
     text = json.dumps(messages, sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % copies
-
-
-@dataclass(frozen=True)
-class HttpJudgeRecipe:
-    """A judge behind HTTP, built in the process that asks it: connections do not travel."""
-
-    role: str
-    config: VllmModelConfig
-    seed: int
-
-    def build(self) -> Judge:
-        """The judge, once its server is ready; see setup.backends' build_judge."""
-        from nemotron_steps.engine.setup.backends import build_judge
-
-        return build_judge(self.role, self.config, defer_to=None, seed=self.seed)
 
 
 def start_judge(role: str, config: VllmModelConfig, options: Sequence[Mapping[str, Any]], *, seed: int) -> PlacedJudge:
@@ -145,7 +131,8 @@ _LOG = logging.getLogger(__name__)
 MAX_RESTARTS = 20
 """Deaths of the actor in a run, after which everything that is asked of it fails."""
 
-Judges = Mapping[str, PlacedJudge | HttpJudgeRecipe]
+Judges = Mapping[str, "PlacedJudge | partial[Judge]"]
+"""By role; a judge behind HTTP is built in the process that asks it: connections do not travel."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +149,7 @@ class EnvironmentWorker(WorkerProcess):
 
     def __init__(self, judges: Judges) -> None:
         self._judges: dict[str, Judge] = {
-            role: judge.build() if isinstance(judge, HttpJudgeRecipe) else judge for role, judge in judges.items()
+            role: judge() if isinstance(judge, partial) else judge for role, judge in judges.items()
         }
         self._environments: dict[str, Environment] = {}
         self._sessions: dict[int, Session] = {}
@@ -205,13 +192,11 @@ class EnvironmentWorker(WorkerProcess):
                 judge.start_step(step)
 
     async def release(self, name: str, number: int) -> None:
-        """See Environment."""
         await self._environments[name].release(self._sessions.pop(number))
 
 
 class PlacedEnvironment(Environment):
-    """The driver's side of an environment; `local` is its twin here, for what needs no work, and `label` what the
-    worker knows it by: a run may have several of one name."""
+    """The driver's side of an environment; `local` is its twin here, `label` the worker's name for it."""
 
     def __init__(self, local: Environment, home: PlacedEnvironmentSet, label: str) -> None:
         super().__init__(local.config, {})
@@ -233,12 +218,10 @@ class PlacedEnvironment(Environment):
         return Session(tools=tools, state=Place(self._home.restarts, number))
 
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
-        """See Environment."""
         output: str = await self._ask("ask", "call_tool", session, name, arguments)
         return output
 
     async def follow_up(self, row: Row, response: Response, session: Session) -> str | None:
-        """See Environment."""
         if type(self.local).follow_up is Environment.follow_up:
             return None
         question: str | None = await self._ask("ask", "follow_up", row, response, session)
@@ -249,18 +232,15 @@ class PlacedEnvironment(Environment):
         return await self.local.run_agent(row, sampling)
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """See Environment."""
         return (await self.verify_group(row, [response], [session]))[0]
 
     async def verify_group(
         self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
     ) -> list[GradeResult]:
-        """See Environment."""
         verdicts: list[GradeResult] = await self._ask("ask", "judge_group", row, list(responses), list(sessions))
         return verdicts
 
     async def release(self, session: Session) -> None:
-        """See Environment."""
         if not self._stateless and session.state.restarts == self._home.restarts:
             await self._ask("release", session.state.number)
 
@@ -296,7 +276,6 @@ class JudgesBehindHttp:
     home: PlacedEnvironmentSet
 
     def start_step(self, step: str) -> None:
-        """See HttpJudge."""
         self.home.step, worker = step, self.home.worker
         try:
             result_of(worker.call("start_step", step), worker, timeout_s=SILENT_SECONDS)
@@ -328,7 +307,6 @@ class PlacedEnvironmentSet(EnvironmentSet):
         self._placed: dict[int, PlacedEnvironment] = {}
 
     def get(self, name: str) -> Environment:
-        """See EnvironmentSet."""
         local = super().get(name)
         if id(local) not in self._placed:
             label = f"{local.name} {len(self._placed)}"
@@ -338,7 +316,6 @@ class PlacedEnvironmentSet(EnvironmentSet):
         return self._placed[id(local)]
 
     async def start(self) -> None:
-        """See EnvironmentSet."""
         self._started = True
         await answer(self.worker.call("start"), self.worker)
 

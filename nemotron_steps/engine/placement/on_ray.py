@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -25,17 +26,16 @@ from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.environment_actor import (
     EnvironmentWorker,
-    HttpJudgeRecipe,
     JudgesBehindHttp,
     PlacedEnvironmentSet,
     PlacedJudge,
     start_judge,
 )
-from nemotron_steps.engine.placement.generation_worker import GeneratorSettings
-from nemotron_steps.engine.placement.generator_group import RayGenerator
+from nemotron_steps.engine.placement.generator_group import GeneratorSettings, RayGenerator
 from nemotron_steps.engine.placement.parts import Parts, Wanted
 from nemotron_steps.engine.placement.policy_group import RayPolicy
 from nemotron_steps.engine.placement.teacher_group import PlacedTeachers
+from nemotron_steps.engine.setup.backends import build_judge
 from nemotron_steps.engine.workers.workers import Worker, places, start_workers, stop_workers
 from nemotron_steps.models.architecture import Architecture
 
@@ -252,18 +252,18 @@ def place_graders(
     seed: int,
     only: str | None,
 ) -> tuple[dict[str, PlacedJudge], PlacedEnvironmentSet]:
-    """Every copy of the judges that are loaded here, by role, and the environments in an actor beside the driver, from
-    which judges behind HTTP are asked."""
+    """The judges that are loaded here, by role, and the environments in an actor beside the driver."""
     placed: dict[str, PlacedJudge] = {}
     options = iter(judge_options(plan, cluster, generators))
     for role, copies in plan.judges.items():
         placed[role] = start_judge(role, chosen[role], [*islice(options, copies)], seed=seed)
         resources.callback(stop_workers, placed[role].workers)
-    travelling: dict[str, PlacedJudge | HttpJudgeRecipe] = {
-        role: placed[role] if role in placed else HttpJudgeRecipe(role, judge, seed) for role, judge in chosen.items()
+    travelling: dict[str, PlacedJudge | partial[Judge]] = {
+        role: placed[role] if role in placed else partial(build_judge, role, judge, defer_to=None, seed=seed)
+        for role, judge in chosen.items()
     }
     here: dict[str, Judge] = {
-        role: judge.build() if isinstance(judge, HttpJudgeRecipe) else judge for role, judge in travelling.items()
+        role: judge() if isinstance(judge, partial) else judge for role, judge in travelling.items()
     }
 
     def start() -> Worker:

@@ -11,10 +11,9 @@ from nemotron_steps.config.layout.processes import raise_if_rl_needs_ray
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.checkpoints import CheckpointManager
-from nemotron_steps.engine.grpo.distillation import Distillation
 from nemotron_steps.engine.grpo.loop import GrpoRun
 from nemotron_steps.engine.grpo.rewards import RewardPenalties
-from nemotron_steps.engine.grpo.step import needs_reference_logprobs
+from nemotron_steps.engine.grpo.step import Distillation, needs_reference_logprobs
 from nemotron_steps.engine.losses.distillation import DistillationLoss, TeacherKl
 from nemotron_steps.engine.losses.loss import Loss, SampledFrom
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss

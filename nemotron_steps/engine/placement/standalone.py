@@ -17,8 +17,7 @@ from nemotron_steps.config.schema.rl import ClusterConfig, EnvConfig, VllmModelC
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.placement.cluster import RayCluster
-from nemotron_steps.engine.placement.generation_worker import GeneratorSettings
-from nemotron_steps.engine.placement.generator_group import RayGenerator
+from nemotron_steps.engine.placement.generator_group import GeneratorSettings, RayGenerator
 from nemotron_steps.engine.placement.on_ray import DevicePlan, chosen_judges, generator_options, place_graders
 from nemotron_steps.engine.placement.parts import judges_here
 from nemotron_steps.engine.placement.policy_group import RayPolicy

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nemotron_steps.engine.placement.policy_worker import Arrays, arrays_of, batch_of
-from nemotron_steps.engine.workers.ranks import RankGroup, RankWorker
-from nemotron_steps.engine.workers.workers import Worker, settle
+from nemotron_steps.engine.placement.policy_group import Arrays, arrays_of, batch_of
+from nemotron_steps.engine.workers.workers import RankGroup, RankWorker, Worker, settle
 
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.opd import TeacherResourceConfig

@@ -6,7 +6,6 @@ Row format: NeMo-Gym's (`responses_create_params`, verifier fields, `agent_ref`)
 from __future__ import annotations
 
 import random
-from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,11 +33,14 @@ Item = TypeVar("Item")
 
 
 class Rows(Sequence[Item]):
-    """Rows that are found when they are asked for."""
+    """Rows that are found when they are asked for, by their place from 0 on."""
 
-    @abstractmethod
-    def at(self, place: int) -> Item:
-        """The row at a place from 0 on."""
+    def __init__(self, count: int, at: Callable[[int], Item]) -> None:
+        self._count, self.at = count, at
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return self._count
 
     @overload
     def __getitem__(self, index: int) -> Item: ...
@@ -48,7 +50,7 @@ class Rows(Sequence[Item]):
 
     def __getitem__(self, index: int | slice) -> Item | list[Item]:
         """The row at a place, or a list of the rows of a slice."""
-        places = range(len(self))[index]
+        places = range(self._count)[index]
         return self.at(places) if isinstance(places, int) else [self.at(place) for place in places]
 
 
@@ -71,18 +73,14 @@ class PromptRows(Rows[PromptRow]):
                     self._lines.append(number)
                 offset += len(line)
         self._end = offset
+        super().__init__(len(self._offsets), self._read)
 
     def places_over(self, size: int) -> list[int]:
         """Places of the rows whose line has more bytes than that, without reading them."""
         ends = chain(self._offsets[1:], (self._end,))
         return [place for place, (start, end) in enumerate(zip(self._offsets, ends, strict=True)) if end - start > size]
 
-    def __len__(self) -> int:
-        """How many rows there are."""
-        return len(self._offsets)
-
-    def at(self, place: int) -> PromptRow:
-        """See Rows."""
+    def _read(self, place: int) -> PromptRow:
         with self._unchanged() as file:
             file.seek(self._offsets[place])
             return self._row(place, file.readline())
@@ -132,8 +130,7 @@ def _stamp(file: Path) -> tuple[int, int]:
 
 
 class PromptStream:
-    """Batches of rows, epoch after epoch. Each epoch is a permutation drawn from (seed, epoch): the state is two
-    numbers."""
+    """Batches of rows; each epoch is a permutation drawn from (seed, epoch)."""
 
     def __init__(
         self, rows: Sequence[PromptRow], *, batch_size: int, max_epochs: int, seed: int, shuffle: bool

@@ -87,8 +87,7 @@ def reward_brevity(
 
 
 def low_effort_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Share of the graded rollouts that were asked for low effort, their reward, length reward and mean length of the
-    last message, and that length of the others."""
+    """What was asked of the graded rollouts, and how long their last messages are."""
     graded = [rollout for rollout in rollouts if rollout.failure is None]
     low = [rollout for rollout in graded if METADATA_KEY in rollout.metadata]
     values = {

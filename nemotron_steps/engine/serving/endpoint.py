@@ -12,8 +12,7 @@ from typing import Any
 
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts.conversation import DEFAULT_FORMAT, TurnFormat
-from nemotron_steps.engine.serving.chat_api import chat_completion, tokenize
-from nemotron_steps.engine.serving.responses_api import create_response
+from nemotron_steps.engine.serving.apis import chat_completion, create_response, tokenize
 from nemotron_steps.engine.serving.served_model import ApiError, SamplerBridge, ServedModel
 from nemotron_steps.engine.types import SamplingParams
 from nemotron_steps.environments.http_server import EventStream, HttpServer, Reply, Request

@@ -180,8 +180,7 @@ class ServedModel:
         n: int = 1,
         stop: Sequence[str] = (),
     ) -> AsyncGenerator[Answer, None]:
-        """Samples as they finish. `label` names the random stream of a seeded request besides its seed; requests that
-        are equal in both, and in their prompt's tokens, get equal samples."""
+        """Samples as they finish. `label` names the random stream of a seeded request besides its seed."""
         defaults = self._defaults
         given = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k")}
         asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

@@ -30,21 +30,6 @@ _AT_ONCE = 256
 """Prompts tokenized together."""
 
 
-class ChosenRows(Rows[PromptRow]):
-    """Some of the rows of a sequence, without a copy of them."""
-
-    def __init__(self, rows: Sequence[PromptRow], places: Sequence[int]) -> None:
-        self._rows, self._places = rows, array("Q", places)
-
-    def __len__(self) -> int:
-        """How many were chosen."""
-        return len(self._places)
-
-    def at(self, place: int) -> PromptRow:
-        """See Rows."""
-        return self._rows[self._places[place]]
-
-
 def longer_than(limit: int, rows: PromptRows, model: str | Path) -> dict[int, int]:
     """Place of each row with more tokens than `limit` → its tokens; none where the model has no tokenizer.json."""
     suspects = [place for place in rows.places_over(limit) if len(_text(rows[place]).encode()) > limit]
@@ -60,8 +45,7 @@ def longer_than(limit: int, rows: PromptRows, model: str | Path) -> dict[int, in
 
 
 def short_enough(config: RlConfig, rows: PromptRows, left_out: Callable[[int], None]) -> Sequence[PromptRow]:
-    """Rows within `data.max_input_seq_length`. Without that, all of them: DataError, naming the first, if any fills the
-    whole sequence; or if all are longer. Nothing is checked while the model does not exist yet."""
+    """Rows within `data.max_input_seq_length`; without that all, and DataError if any fills the sequence."""
     limit, model = config.data.max_input_seq_length, config.policy.checkpoint
     if model is None:
         return rows
@@ -81,7 +65,8 @@ def short_enough(config: RlConfig, rows: PromptRows, left_out: Callable[[int], N
             hints=["data.max_input_seq_length=null   # leaves none out", *show_line(rows[place].where)],
         )
     left_out(len(long))
-    return ChosenRows(rows, [place for place in range(len(rows)) if place not in long])
+    chosen = array("Q", [place for place in range(len(rows)) if place not in long])
+    return Rows(len(chosen), lambda place: rows[chosen[place]])
 
 
 def _refuse_without_room(config: RlConfig, rows: PromptRows, model: str) -> None:

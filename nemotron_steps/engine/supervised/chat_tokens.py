@@ -166,23 +166,15 @@ SftExample = ChatSequence | PackedRow
 """What a step of supervised fine-tuning counts."""
 
 
-class PackedRows(Rows[PackedRow]):
+def read_packed(file: Path, *, max_length: int, vocabulary: int) -> Rows[PackedRow]:
     """The rows of a packed data set, read when they are asked for."""
 
-    def __init__(self, file: Path, *, max_length: int, vocabulary: int) -> None:
-        def check(row: PromptRow) -> None:
-            check_packed(row.row, row.where)
-            _check(row, max_length, vocabulary)
+    def check(row: PromptRow) -> None:
+        check_packed(row.row, row.where)
+        _check(row, max_length, vocabulary)
 
-        self._rows = PromptRows(file, check)
-
-    def __len__(self) -> int:
-        """How many rows there are."""
-        return len(self._rows)
-
-    def at(self, place: int) -> PackedRow:
-        """See Rows."""
-        return PackedRow(tuple(chats_of(self._rows[place].row)))
+    rows = PromptRows(file, check)
+    return Rows(len(rows), lambda place: PackedRow(tuple(chats_of(rows[place].row))))
 
 
 def chats_of(row: dict[str, Any]) -> Iterator[ChatSequence]:

@@ -52,8 +52,7 @@ def batch_of(examples: Sequence[SftExample], pad_id: int = 0, divisible_by: int 
 def shuffled_batches(
     sequences: Sequence[Example], batch_size: int, *, epochs: int, seed: int, skip: int = 0
 ) -> Iterator[list[Example]]:
-    """Full batches, epoch after epoch, in an order drawn from (seed, epoch); the first `skip` batches are passed over
-    without being made, which is how a resumed run finds its place."""
+    """Full batches, epoch after epoch, in an order drawn from (seed, epoch), without the first `skip`."""
     per_epoch = len(sequences) // batch_size
     if per_epoch == 0:
         raise DataError(

@@ -19,8 +19,7 @@ from nemotron_steps.rows.layouts import read_chat
 
 
 def read_chats(path: str | Path, chat: ChatFormat, max_length: int) -> tuple[list[ChatSequence], int, int]:
-    """Sequences of the chats of a JSON Lines file (chat_tokens.py), how many chats these are, and how many were left
-    out for being longer than max_length tokens."""
+    """Sequences of a file's chats, how many chats these are, and how many were too long."""
     sequences: list[ChatSequence] = []
     chats = too_long = longest = 0
     for row in read_rows(path):

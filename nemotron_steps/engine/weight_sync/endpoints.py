@@ -82,8 +82,7 @@ class FrozenWeights:
         self._kept.update((hf_weight(name), None) for name in names if name.endswith(".lora_B.weight"))
 
     def through(self, weights: Weights) -> Weights:
-        """Weights as they come, and sums where halves of adapters come: an A, then the B of each projection that has
-        it."""
+        """Weights as they come, and sums where halves of adapters come: A, then each B that has it."""
         linear_in: torch.Tensor | None = None
         for name, tensor in weights:
             if not is_half(name):

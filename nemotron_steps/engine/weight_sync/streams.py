@@ -165,8 +165,7 @@ class StreamReceiver:
 
 
 class _BroadcastGroup:
-    """A communicator outside torch.distributed's default world. It connects at the first broadcast, when
-    every receiver is known to be there."""
+    """A communicator outside torch.distributed's world; it connects at the first broadcast."""
 
     def __init__(self, store: Store, name: str, rank: int, size: int, device: torch.device) -> None:
         self._store, self._name, self._rank, self._size, self._device = store, name, rank, size, device

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.grpo_task import make_checkpoint
 from nemotron_steps.config.schema.opd import OpdConfig
-from nemotron_steps.engine.grpo.distillation import METADATA_KEY, Distillation
+from nemotron_steps.engine.grpo.step import TEACHER_KEY, Distillation
 from nemotron_steps.engine.rollouts.data import read_rows
 from tests.engine.engine_samples import random_batch, rollout
 from tests.engine.grpo.grpo_runs import config_of, marked, metrics_of, run_loop, start
@@ -129,7 +129,7 @@ def test_the_kl_to_the_teachers_is_a_mean_over_trained_tokens_of_each_environmen
     batch.sample_mask[:] = torch.tensor([1.0, 1.0, 0.0, 1.0])
     batch.generation_logprobs = torch.arange(24.0).view(4, 6)
     rollouts = [
-        rollout(index=n, environment=name, metadata={METADATA_KEY: teacher})
+        rollout(index=n, environment=name, metadata={TEACHER_KEY: teacher})
         for n, (name, teacher) in enumerate((("maths", "a"), ("code", "b"), ("code", None), ("maths", "a")))
     ]
     asked = []

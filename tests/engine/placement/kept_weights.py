@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.config.schema.policy import GenerationConfig
-from nemotron_steps.engine.placement.generation_worker import GenerationWorker, GeneratorSettings
+from nemotron_steps.engine.placement.generator_group import GenerationWorker, GeneratorSettings
 
 SETTINGS = GeneratorSettings(Path("/nowhere"), GenerationConfig(), 8, "float32", None)
 

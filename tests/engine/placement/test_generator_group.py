@@ -12,8 +12,13 @@ import pytest
 import torch
 
 from nemotron_steps.engine.placement import generator_group
-from nemotron_steps.engine.placement.generation_worker import GenerationWorker
-from nemotron_steps.engine.placement.generator_group import AFFINITY_MARGIN, BLOCK, PrefixMemory, RayGenerator
+from nemotron_steps.engine.placement.generator_group import (
+    AFFINITY_MARGIN,
+    BLOCK,
+    GenerationWorker,
+    PrefixMemory,
+    RayGenerator,
+)
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
 
 

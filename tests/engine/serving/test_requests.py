@@ -11,8 +11,7 @@ import pytest
 
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
 from nemotron_steps.engine.serving import served_model as sampling
-from nemotron_steps.engine.serving.chat_api import chat_completion, tokenize
-from nemotron_steps.engine.serving.responses_api import create_response
+from nemotron_steps.engine.serving.apis import chat_completion, create_response, tokenize
 from nemotron_steps.engine.serving.served_model import ApiError, Prompt, SamplerBridge, ServedModel, SharedFields
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
 from nemotron_steps.environments.http_server import EventStream

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from nemotron_steps.engine.rollouts.conversation import AssistantTurn
-from nemotron_steps.engine.serving.responses_api import ResponsesRequest, _output
+from nemotron_steps.engine.serving.apis import ResponsesRequest, _output
 from nemotron_steps.engine.serving.served_model import Answer
 from nemotron_steps.engine.types import Completion, FinishReason
 from nemotron_steps.environments.responses import Response, ToolCall

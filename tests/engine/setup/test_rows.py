@@ -13,7 +13,7 @@ from nemotron_steps.config.schema.rl import EnvConfig, RlConfig
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
 from nemotron_steps.engine.setup import prompt_lengths
 from nemotron_steps.engine.setup import rows as rows_module
-from nemotron_steps.engine.setup.prompt_lengths import ChosenRows, longer_than
+from nemotron_steps.engine.setup.prompt_lengths import longer_than
 from nemotron_steps.engine.setup.rows import RunRows, check_rows, check_run_rows, read_data
 from nemotron_steps.errors import ConfigError, DataError, StepsError
 from tests.models.checkpoints import write_tokenizer
@@ -125,8 +125,6 @@ def test_rows_are_counted_in_tokens_of_the_model(tmp_path: Path, monkeypatch: py
     assert longer_than(1, rows, tmp_path) == {place: place + 1 for place in range(1, 9)}
     (tmp_path / "tokenizer.json").unlink()
     assert longer_than(6, rows, tmp_path) == {}
-    chosen = ChosenRows(rows, [8, 0, 3])
-    assert [row.index for row in chosen] == [8, 0, 3] and chosen[-1].index == 3 and len(chosen[1:]) == 2
 
 
 JUDGE = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"

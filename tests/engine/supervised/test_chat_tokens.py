@@ -22,9 +22,9 @@ from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.supervised.chat_tokens import (
     ChatSequence,
     PackedRow,
-    PackedRows,
     chat_sequences,
     chats_of,
+    read_packed,
     row_of,
 )
 from nemotron_steps.engine.supervised.loop import batch_of
@@ -237,8 +237,8 @@ def written(file: Path, rows: list[Any]) -> Path:
     return file
 
 
-def opened(file: Path, *, max_length: int = SIZE) -> PackedRows:
-    return PackedRows(file, max_length=max_length, vocabulary=VOCABULARY)
+def opened(file: Path, *, max_length: int = SIZE) -> Any:
+    return read_packed(file, max_length=max_length, vocabulary=VOCABULARY)
 
 
 def test_what_is_read_is_what_was_packed(tmp_path: Path) -> None:
