@@ -32,7 +32,8 @@ class Recorder:
     def __init__(self, folder: RunFolder, info: RunInfo, secret_sources: Sequence[Any]) -> None:
         self.folder = folder
         self.info = info
-        self._secrets = Secrets(*secret_sources)
+        secrets = Secrets(*secret_sources)
+        self.redact, self.redact_text = secrets.mask, secrets.mask_text
         self._listeners: list[Listener] = []
         self._log = RunLog(folder.path / "log.txt", self.redact_text)
         self._files = {name: JsonLines(folder.path / f"{name}.jsonl") for name in (*FILES.values(), "events")}
@@ -47,14 +48,6 @@ class Recorder:
     def tracker(self, step: str) -> Tracker:
         """A tracker whose records go to this run under a step's key ("" for the run itself)."""
         return Tracker(step, listener=self._receive, redact=self.redact)
-
-    def redact(self, value: Any) -> Any:
-        """Plain values with every secret masked."""
-        return self._secrets.mask(value)
-
-    def redact_text(self, text: str) -> str:
-        """Text with every secret masked."""
-        return self._secrets.mask_text(text)
 
     def mask_error(self, error: StepsError) -> None:
         """Mask every secret in an error that others will show."""

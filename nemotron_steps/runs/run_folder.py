@@ -153,16 +153,8 @@ class RunFolder:
         if not is_run_id(run_id):
             raise UnknownNameError("this cannot name a run", found=run_id, hints=("steps runs",))
         self.path = store.backend.local(f"runs/{run_id}")
-
-    @property
-    def lock(self) -> Path:
-        """The file whose lock the working process holds."""
-        return self.path / "lock"
-
-    @property
-    def submit_lock(self) -> Path:
-        """The file whose lock is held while the run is handed to an executor."""
-        return self.path / "submit.lock"
+        self.lock = self.path / "lock"
+        self.submit_lock = self.path / "submit.lock"
 
     def create(self, name: str, request: Mapping[str, Any], *, executor: str = "local") -> RunInfo:
         """Make the folder, with a run.json in state `submitted`. StorageError where nothing can be written."""

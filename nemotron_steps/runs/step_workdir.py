@@ -14,7 +14,6 @@ import copy
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,27 +31,16 @@ from nemotron_steps.runs.locks import hold_if_free
 from nemotron_steps.waiting import waiting
 
 
-@dataclass(frozen=True)
 class WorkFolder:
     """The work folder of one cache key. Every method but `remove_if_abandoned` needs the lock to be held."""
 
-    root: Path
-    key: str
-
-    @property
-    def lock(self) -> Path:
-        """The lock file; it stays when the folder goes."""
-        return self.root / f"{self.key}.lock"
-
-    @property
-    def path(self) -> Path:
-        """The folder of this key."""
-        return self.root / self.key
-
-    @property
-    def work(self) -> Path:
-        """The step's own folder."""
-        return self.path / "work"
+    def __init__(self, root: Path, key: str) -> None:
+        self.root, self.key = root, key
+        self.lock = root / f"{key}.lock"  # stays when the folder goes
+        self.path = root / key
+        self.work = self.path / "work"  # the step's own
+        self._outputs = self.path / "outputs"
+        self._filled = self.path / "filled.json"
 
     def has_progress(self) -> bool:
         """Whether an earlier attempt left something to continue from."""
@@ -123,14 +111,6 @@ class WorkFolder:
         # First, so that a kill in the middle of the deletion leaves nothing that looks complete.
         self._filled.unlink(missing_ok=True)
         remove_tree(self.path)
-
-    @property
-    def _outputs(self) -> Path:
-        return self.path / "outputs"
-
-    @property
-    def _filled(self) -> Path:
-        return self.path / "filled.json"
 
 
 def stage_outputs(

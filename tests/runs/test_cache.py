@@ -124,12 +124,3 @@ def test_a_model_that_is_not_here_is_not_fetched_to_see_what_is_cached(
     plan = replace(plan, steps=(replace(plan.steps[0], manifest=manifest),))
     assert with_cached(plan, store).steps[0].cached is None
     assert asked == [True]
-
-
-def test_a_plans_own_config_is_as_it_was_once_its_key_is_known(store: ArtifactStore, tmp_path: Path) -> None:
-    port = Consumes(type="training_jsonl", name="rows", bind={"data.path": "train.jsonl"})
-    manifest = StepManifest(step=TRAIN.step, consumes=(port,), produces=TRAIN.produces)
-    config = {"data": {"path": "mine.jsonl", "api_key": "a-credential"}, "steps": 3}
-    step = replace(make_plan().steps[1], manifest=manifest, config=config)
-    keys = {cache_key(step, inputs) for inputs in ({}, rows_of(store, tmp_path), {})}
-    assert len(keys) == 2 and config == {"data": {"path": "mine.jsonl", "api_key": "a-credential"}, "steps": 3}

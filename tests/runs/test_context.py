@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from nemotron_steps.runs.context import JsonLines, Tracker, plain_context
+from nemotron_steps.runs.context import JsonLines, plain_context
 
 
 @pytest.mark.parametrize(
@@ -31,28 +30,6 @@ def test_a_record_is_a_line_of_its_own_behind_whatever_was_there(
     lines.write({"a": 1})
     lines.close()
     assert file.read_text() == after
-
-
-def test_each_kind_goes_to_its_file_and_nothing_to_one_that_is_closed(tmp_path: Path) -> None:
-    heard: list[dict[str, Any]] = []
-    tracker = Tracker("toy", tmp_path, heard.append)
-    tracker.metrics(3.0, {"loss": 0.5})  # type: ignore[arg-type]
-    tracker.sample({"response": "a"})
-    tracker.groups(4, [{"prompt": 1}])
-    tracker.summary({"rows": 3})
-    tracker.progress("training", 1, 2)
-    tracker.close()
-    tracker.event("after the end")
-    written = {path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in tmp_path.iterdir()}
-    assert {name: [record["kind"] for record in records] for name, records in written.items()} == {
-        "metrics": ["metrics"],
-        "samples": ["sample"],
-        "groups": ["groups"],
-        "events": ["summary"],
-    }
-    assert [record["kind"] for record in heard] == ["metrics", "sample", "groups", "summary", "progress", "event"]
-    assert [repr(written[name][0]["index"]) for name in ("metrics", "groups")] == ["3", "4"]
-    assert all(record["step"] == "toy" and record["time"] > 1e9 for record in heard)
 
 
 def test_plain_context_runs_a_step_without_a_store(tmp_path: Path) -> None:

@@ -245,15 +245,6 @@ def test_a_failed_run_that_is_back_in_its_queue_is_waited_for_until_its_next_att
     assert clock.now - 1000 > 35 * 5
 
 
-def test_a_failed_run_whose_job_is_over_is_raised_at_once(store: ArtifactStore, queue: Queue, clock: Clock) -> None:
-    submitted(store)
-    ends(store, "failed", DataError("no rows").to_dict())
-    queue.answers = [JobState.FAILED]
-    with pytest.raises(DataError):
-        follow(store)
-    assert clock.now == 1000
-
-
 def test_a_queued_job_that_is_cancelled_ends_its_run_however_long_it_takes(
     store: ArtifactStore, queue: Queue, clock: Clock
 ) -> None:

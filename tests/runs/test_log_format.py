@@ -16,23 +16,11 @@ from nemotron_steps.runs.log_format import (
     readable_size,
     render,
     seconds,
-    signal_text,
 )
 
 
 def line(kind: str, step: str = "toy", **fields: Any) -> str | None:
     return render({"kind": kind, "step": step, **fields})
-
-
-def test_a_signal_says_its_numbers_and_how_often() -> None:
-    assert signal_text("kl_spike", {"kl": 2.0, "limit": 0.5}) == "kl_spike (kl=2, limit=0.5)"
-    assert signal_text("kl_spike", {"kl": 2.0}, times=3) == "kl_spike (kl=2, 3 times)"
-    assert (
-        signal_text("kl_spike", {"message": "KL is 2", "step": 6}, times=2) == "kl_spike at step 6: KL is 2 (2 times)"
-    )
-    assert signal_text("kl_spike", {}) == "kl_spike"
-    assert signal_text("out_of_memory", {}, times=2) == "out_of_memory (2 times)"
-    assert signal_text("kl_spike", {"message": "KL is 2"}) == "kl_spike: KL is 2"
 
 
 @pytest.mark.parametrize(

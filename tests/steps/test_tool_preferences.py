@@ -13,14 +13,11 @@ from pydantic import ValidationError
 
 from nemotron_steps.artifacts.validators import validate
 from nemotron_steps.cli.main import steps
-from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.tool_preferences import Hallucination, ToolPreferencePrepConfig, ToolTasksSource
 from nemotron_steps.environments.base import Response, Session, ToolCall
 from nemotron_steps.environments.tools.single_step_tool_use import SingleStepToolUse, SingleStepToolUseConfig
 from nemotron_steps.errors import DataError
-from nemotron_steps.models.tokenizers import save_tokenizer, train_tokenizer
 from nemotron_steps.runs.context import plain_context
-from nemotron_steps.steps import supervised
 from nemotron_steps.steps.data_prep import tool_preference_prep
 from nemotron_steps.steps.data_prep.hallucinations import (
     calls_of,
@@ -28,7 +25,7 @@ from nemotron_steps.steps.data_prep.hallucinations import (
     tools_of,
 )
 from nemotron_steps.steps.data_prep.tool_preference_prep import tool_rows
-from tests.models.checkpoints import hf_model, write_checkpoint
+from tests.models.checkpoints import write_checkpoint
 
 TASKS = {"tool_tasks": {"offered": 2, "unanswerable_share": 0.25}}
 
@@ -167,57 +164,6 @@ def test_unusable_rows_are_refused_by_line_and_field_or_counted(change, field, t
     assert caught.value.where == f"{file}:5 field {field}"
     _, summary, _ = prepare(tmp_path / "lenient", max_refused_share=0.5, **settings)
     assert (summary["rows_refused"], summary["train_rows"]) == (1, 3)
-
-
-def test_dpo_on_the_pairs_prefers_right_calls_on_rows_it_never_saw(tmp_path):
-    settings = {
-        "tool_tasks": {"offered": 1, "unanswerable_share": 0.2},
-        "rows": {"train": 128, "validation": 32},
-        # A policy of random weights does not learn to compare a value with the request in so few steps.
-        "hallucinations": ["unknown_tool", "unknown_argument", "missing_argument", "needless_call"],
-    }
-    found, _, output = prepare(tmp_path / "pairs", **settings)
-    folder = tmp_path / "policy"
-    tools = [json.dumps(tool) for pair in found["train"] for tool in pair["tools"]]
-    calls = [
-        json.dumps({"name": call["function"]["name"], "arguments": call["function"]["arguments"]})
-        for pair in found["train"]
-        for side in ("chosen", "rejected")
-        for call in pair[side].get("tool_calls", ())
-    ]
-    requests = [pair["prompt"][-1]["content"] for pair in found["train"]]
-    tokenizer = train_tokenizer([*tools, *calls, *requests], max_phrases=400)
-    shape = {"num_hidden_layers": 2, "max_position_embeddings": 1024, "initializer_range": 0.05}
-    hf_model("qwen3", vocab_size=len(tokenizer), **shape).save_pretrained(folder)
-    save_tokenizer(tokenizer, folder)
-    records: list[dict[str, Any]] = []
-    config = DpoConfig.model_validate(
-        {
-            "dpo": {"max_num_steps": 24, "max_num_epochs": 5, "reference_policy_kl_penalty": 0.1},
-            "policy": {
-                "checkpoint": str(folder),
-                "precision": "float32",
-                "train_global_batch_size": 16,
-                "train_micro_batch_size": 16,
-                "logprob_batch_size": 16,
-                "max_total_sequence_length": 1024,
-                "megatron_cfg": {"optimizer": {"lr": 3e-3}},
-            },
-            "data": {
-                "train": {"data_path": str(output / "train.jsonl")},
-                "validation": {"data_path": str(output / "validation.jsonl")},
-            },
-            "checkpointing": {"enabled": False},
-        }
-    )
-    supervised.dpo(
-        plain_context(config, tmp_path / "dpo", outputs={"model": "checkpoint_megatron"}, listener=records.append)
-    )
-    summary = next(record["values"] for record in records if record["kind"] == "summary")
-    assert summary["validation_rewards_margin"]["before"] == pytest.approx(0.0, abs=1e-6)
-    assert summary["validation_rewards_margin"]["after"] > 0.3
-    assert summary["validation_accuracy"]["after"] > 0.75
-    assert summary["validation_loss"]["after"] < summary["validation_loss"]["before"] - 0.1
 
 
 def test_the_end_of_the_nano3_pipeline_plans_over_own_rows_and_policy(tmp_path, monkeypatch, capsys):

@@ -9,6 +9,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -188,19 +189,16 @@ def write_index(store: ArtifactStore, path: Path | None = None) -> Path:
     """Write the page, by default into the home (its local copy, of one on an object store); returns where."""
     home = store.backend.scratch
     path = path or home / INDEX_NAME
-    artifacts = [_placed(artifact, store) for artifact in store.list_artifacts()]
+    artifacts = []
+    for artifact in store.list_artifacts():
+        place = home / OBJECTS / artifact.digest
+        with suppress(ArtifactError):  # a folder that may be anybody's is no link
+            place = place_of(store, artifact)
+        artifacts.append(artifact.at(place))
     page = render_index(store.backend.url, list_runs(store), artifacts, home, path.absolute().parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, page.encode())
     return path
-
-
-def _placed(artifact: Artifact, store: ArtifactStore) -> Artifact:
-    """An artifact at the folder that a link may lead to; one where nothing is, for a folder that may be anybody's."""
-    try:
-        return artifact.at(place_of(store, artifact))
-    except ArtifactError:
-        return artifact.at(store.backend.scratch / OBJECTS / artifact.digest)
 
 
 def render_index(title: str, runs: Sequence[RunInfo], artifacts: Sequence[Artifact], home: Path, folder: Path) -> str:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.config.mirrors import MirrorSettings, TensorBoardSettings, WandbSettings
+from nemotron_steps.config.mirrors import TensorBoardSettings, WandbSettings
 from nemotron_steps.config.profiles import load_environment
 from nemotron_steps.errors import ConfigError, UnsupportedError
-from nemotron_steps.runs.run_folder import RunFolder
-from nemotron_steps.runs.trackers import trackers
 from tests.runs.runner_toy_plan import run
 
 BOARD, WANDB = TensorBoardSettings(), WandbSettings(project="toy", mode="offline")
@@ -39,24 +36,6 @@ class ToyTracker(ExperimentTracker):
         self._run.close()
 """,
 }
-
-
-@pytest.mark.parametrize(
-    ("settings", "kinds"),
-    [
-        (MirrorSettings(), []),
-        (MirrorSettings(wandb=WANDB), ["WandbTracker"]),
-        (MirrorSettings(wandb=WANDB, tensorboard=BOARD), ["WandbTracker", "TensorBoardTracker"]),
-    ],
-)
-def test_a_run_has_every_tracker_that_is_asked_for(
-    settings: MirrorSettings, kinds: list[str], store: ArtifactStore
-) -> None:
-    pytest.importorskip("wandb")
-    pytest.importorskip("tensorboardX")
-    unused: Any = None
-    made = trackers(settings, RunFolder(store, "r1"), unused, store, unused)
-    assert [type(tracker).__name__ for tracker in made] == kinds
 
 
 def test_a_package_brings_a_tracker_and_the_model_of_its_table(

@@ -44,14 +44,6 @@ class RowCounts:
     unused: int = 0
     written: int = 0
 
-    def refuse(self, reason: str) -> None:
-        """Count a refusal."""
-        _count(self.refused, reason, 1)
-
-    def leave_out(self, reason: str) -> None:
-        """Count a row that is not wanted."""
-        _count(self.left_out, reason, 1)
-
     def add(self, other: RowCounts) -> None:
         """Add the counts of another part."""
         for name, value in vars(other).items():
@@ -119,6 +111,11 @@ class ShardTask:
     share: float
     seed: str
 
+    @property
+    def receipt(self) -> Path:
+        """Is there when the shard is."""
+        return Path(self.folder) / f"{self.name}.json"
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -158,15 +155,15 @@ def make_shard(task: ShardTask, function: RowFunction) -> Shard:
             "accounts": shard.row_counts.to_dict(),
             "refusal": refusal.__dict__ if refusal is not None else None,
         }
-        write_atomic(_receipt(task), to_json_bytes(receipt))
+        write_atomic(task.receipt, to_json_bytes(receipt))
     return shard
 
 
 def finished(task: ShardTask) -> Shard | None:
     """The shard that an earlier attempt made of the same part, None if it made none."""
-    if not _receipt(task).is_file():
+    if not task.receipt.is_file():
         return None
-    receipt = json.loads(_receipt(task).read_bytes())
+    receipt = json.loads(task.receipt.read_bytes())
     if not _identity(task).items() <= receipt.items():
         return None
     refusal, error = receipt["refusal"], None
@@ -191,7 +188,7 @@ def _write(task: ShardTask, function: RowFunction) -> Shard:
                 break
             counted.read += 1
             if task.share < 1 and _place(task, number) >= task.share:
-                counted.leave_out("the weight of the data set is below 1")
+                _count(counted.left_out, "the weight of the data set is below 1", 1)
                 continue
             where = f"{path}:{number}"
             try:
@@ -199,7 +196,7 @@ def _write(task: ShardTask, function: RowFunction) -> Shard:
                 made = function(where, row)
             except DataError as error:
                 first = first or error
-                counted.refuse(error.what)
+                _count(counted.refused, error.what, 1)
                 if refused is None:
                     refused = stack.enter_context(shard.refusals.open("w", encoding="utf-8"))
                 field = (error.where or where).removeprefix(where).removeprefix(" field ") or None
@@ -207,7 +204,7 @@ def _write(task: ShardTask, function: RowFunction) -> Shard:
                 refused.write(json.dumps({"file": task.part.file.name, "line": number, **told}) + "\n")
                 continue
             except RowLeftOut as reason:
-                counted.leave_out(str(reason))
+                _count(counted.left_out, str(reason), 1)
                 continue
             if made is None:
                 out.write(line if line.endswith(b"\n") else line + b"\n")
@@ -240,7 +237,3 @@ def _identity(task: ShardTask) -> dict[str, Any]:
         "limit": task.limit,
         "share": task.share,
     }
-
-
-def _receipt(task: ShardTask) -> Path:
-    return Path(task.folder) / f"{task.name}.json"

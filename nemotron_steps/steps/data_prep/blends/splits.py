@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeVar
 
@@ -148,9 +149,15 @@ def write_split_files(
             if cut[split] or any(each.rows for each in own.get(split, ())):
                 files[split].parent.mkdir(parents=True, exist_ok=True)
                 outs[split] = stack.enter_context(files[split].open("wb", buffering=1 << 20))
-        for place, (data_set, number, line) in enumerate(_evenly(to_cut)):
+        if len(to_cut) == 1 and to_cut[0].weight <= 1:  # in order, many times faster
+            lines, place = to_cut[0].lines(), 0
             for split, of_split in cut.items():
-                if place in of_split:
+                if of_split:
+                    outs[split].writelines(islice(lines, of_split.start - place, of_split.stop - place))
+                    counts[split], place = len(of_split), of_split.stop
+        else:
+            for place, (data_set, number, line) in enumerate(_evenly(to_cut)):
+                for split in (name for name, of_split in cut.items() if place in of_split):
                     copies = _copies(data_set, number) if split == "train" else 1
                     outs[split].write(line * copies)
                     counts[split] += copies

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from nemotron_steps.config.schema.data_prep import MUTATION_KINDS, MadeUpPackages
+from nemotron_steps.config.schema.data_prep import MUTATION_KINDS
 from nemotron_steps.steps.data_prep.swe.mining import issue_text
 from nemotron_steps.steps.data_prep.swe.mutations import mutations_of
-from nemotron_steps.steps.data_prep.swe.packages import CASES, FUNCTIONS, Package, packages_in, split_of
+from nemotron_steps.steps.data_prep.swe.packages import CASES, FUNCTIONS, Package, packages_in
 
 COMMAND = "python -m pytest {tests}"
 
@@ -71,16 +70,6 @@ def test_a_function_does_what_its_operator_says_and_no_fault_of_it_goes_unnotice
     assert results(source, name) == right
     faults = mutations_of("a.py", source, MUTATION_KINDS)
     assert faults and all(results(fault.source, name) != right for fault in faults)
-
-
-@pytest.mark.parametrize(
-    ("place", "split"),
-    [(0.0, "heldout"), (0.24, "heldout"), (0.25, "validation"), (0.49, "validation"), (0.5, "train")],
-)
-def test_a_package_is_in_the_split_that_its_digest_falls_into(place: float, split: str) -> None:
-    source = MadeUpPackages(heldout_fraction=0.25, validation_fraction=0.25)
-    package: Any = SimpleNamespace(digest=f"{int(place * 2**64):016x}ffff")
-    assert split_of(package, source) == split
 
 
 @pytest.mark.parametrize(
