@@ -136,7 +136,7 @@ def compose(
     raise_problems(problems, subject)
     values = _resolve(tree, origins)
     written = [(path, text) for path, text in _nodes(unresolved) if isinstance(text, str)]
-    names = values.get(RUN_KEY)
+    names: Any = values.get(RUN_KEY)
     for _, text in written if isinstance(names, dict) else ():
         if text.startswith("${art:"):  # the names that references use are no keys
             names.pop(text.removeprefix("${art:").partition(",")[0].rstrip("}").strip(), None)

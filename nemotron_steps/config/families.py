@@ -99,24 +99,17 @@ def pattern_of(
 
 
 def time_step_limit(config: Mapping[str, Any]) -> tuple[float, float]:
-    """Least and greatest time step of Mamba-2, after softplus; 0 and infinity where nothing bounds them.
-
-    Raises:
-        KeyError, TypeError, ValueError, OverflowError: it is not two numbers.
-    """
+    """Least and greatest time step of Mamba-2, after softplus; 0 and infinity where nothing bounds them. KeyError,
+    TypeError, ValueError or OverflowError where it is not two numbers."""
     stated = config.get("mamba_dt_limit") or config.get("time_step_limit") or (0.0, math.inf)
-    least, most = (_number(value) for value in stated)
+    # transformers 5 writes infinity as {"__float__": "Infinity"}, JSON having none.
+    least, most = (float(value["__float__"] if isinstance(value, Mapping) else value) for value in stated)
     return least, most
 
 
 def bounds_time_steps(limit: tuple[float, float]) -> bool:
     """Whether softplus alone does not keep to it."""
     return limit[0] > 0 or limit[1] < math.inf
-
-
-def _number(value: Any) -> float:
-    """transformers 5 writes infinity as {"__float__": "Infinity"}, JSON having none."""
-    return float(value["__float__"] if isinstance(value, Mapping) else value)
 
 
 # -- sizes

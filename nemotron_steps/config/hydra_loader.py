@@ -9,8 +9,10 @@ Importing this module imports Hydra.
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +38,9 @@ from nemotron_steps.config.yaml_lines import KeyPath, load_yaml
 from nemotron_steps.errors import ConfigError, first_line
 
 _GRAMMAR = "https://hydra.cc/docs/1.3/advanced/override_grammar/basic"
+
+_ITEM = re.compile(r"(?:\[[^\]]*\]|\{[^}]*\}|[^,])+")
+"""An item of a list as it was typed: commas within its own brackets do not end it."""
 
 
 @dataclass
@@ -138,10 +143,7 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Conf
             except HydraException as error:
                 # Hydra's reason quotes the value.
                 what = f"override '{shown}' does not parse" + (f": {first_line(error)}" if shown == text else "")
-                key, equals, value = shown.partition("=")
-                quoted = f"\"{key}='{value}'\"" if equals else f"'{shown}'"
-                text_ones = () if value.startswith(("[", "{")) else (f"{quoted}   # quotes special characters",)
-                hints = (*text_ones, f"the grammar: {_GRAMMAR}")
+                hints = (f"{_quoted(shown)}   # quotes special characters", f"the grammar: {_GRAMMAR}")
             else:
                 if not override.is_sweep_override():
                     parsed.append(override)
@@ -225,3 +227,20 @@ def _record(origins: dict[KeyPath, str], prefix: KeyPath, lines: dict[KeyPath, i
             for stale in [key for key in origins if key[: len(full) - 1] == full[:-1] and len(key) >= len(full)]:
                 del origins[stale]
         origins[full] = f"{file}:{line}"
+
+
+def _quoted(text: str) -> str:
+    """A malformed override, quoted for the shell and for Hydra. A list stays one: only its items are quoted."""
+    key, equals, value = text.partition("=")
+    if equals and value.startswith("[") and value.endswith("]"):
+        items = (item.strip() for item in _ITEM.findall(value[1:-1]))
+        return shlex.quote(f"{key}=[{','.join(item if _parses(item) else json.dumps(item) for item in items)}]")
+    return f"\"{key}='{value}'\"" if equals else f"'{text}'"
+
+
+def _parses(item: str) -> bool:
+    try:
+        OverridesParser.create().parse_override(f"key=[{item}]")
+    except HydraException:
+        return False
+    return True

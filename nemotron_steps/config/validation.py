@@ -198,9 +198,9 @@ def _problems(
             continue
         prefix = "".join(f"{part}." for part in path)
         for rule in broken.rules:
-            where = origin_of(composed.origins, (*path, *rule.key.split("."))) or file or prefix + rule.key
+            place = origin_of(composed.origins, (*path, *rule.key.split("."))) or file or prefix + rule.key
             hint = " ".join(re.sub("^~?", rf"\g<0>{prefix}", override) for override in rule.hint.split())
-            problems.append(ConfigError(rule.sentence(prefix), where=where, hints=(hint,) if hint else ()))
+            problems.append(ConfigError(rule.sentence(prefix), where=place, hints=(hint,) if hint else ()))
     for (path, kind), details in by_key.items():
         key, where = ".".join(path), origin_of(composed.origins, path) or file
         if kind == "extra_forbidden":

@@ -99,14 +99,18 @@ def _refuse_depth(text: str, path: Path) -> None:
         for event in yaml.parse(text, Loader=_Base):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEEPEST:
-                where = f"{path}:{event.start_mark.line + 1}"
+                where = _line(event, path)
                 raise ConfigError("the file is nested too deeply", where=where, expected=f"at most {_DEEPEST} levels")
+
+
+def _line(node: Any, path: Path) -> str:
+    return f"{path}:{node.start_mark.line + 1}"
 
 
 def _size(node: Any, path: Path, sizes: dict[int, int | None]) -> int:
     """Values that a node stands for; ConfigError for many more than the file holds: aliases of aliases, or an alias of
     what it is in."""
-    where = f"{path}:{node.start_mark.line + 1}"
+    where = _line(node, path)
     if id(node) in sizes:
         size = sizes[id(node)]
         if size is None:

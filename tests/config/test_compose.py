@@ -146,7 +146,7 @@ def test_a_missing_base_names_what_there_is(configs, tmp_path):
     [
         ("judge.model=a=b:{", "\"judge.model='a=b:{'\"   # quotes special characters"),
         ("steps", "'steps'   # quotes special characters"),
-        ("options.words=[a:{,b]", "the grammar: https://hydra.cc/docs/1.3/advanced/override_grammar/basic"),
+        ("options.words=[{a: [1,2},x y:z]", "'options.words=[\"{a: [1,2}\",x y:z]'   # quotes special characters"),
         ("steps=1,000", "steps=1000"),
         ("steps=12,000,000", "steps=12000000"),
         ("steps=1,00", "'steps=[1,00]'   # a list"),

@@ -17,27 +17,6 @@ def write(root: Path, *names: str, text: str = "steps: 2\n") -> Path:
     return root
 
 
-@pytest.mark.parametrize(
-    ("prefix", "name", "path", "group"),
-    [
-        ("", "rl/toy/tiny", "rl/toy/tiny.yaml", "rl/toy/tiny"),
-        ("", "rl/toy/../base/common", "rl/base/common.yaml", "rl/toy/../base/common"),
-        ("rl/toy", "rl/toy/tiny", "tiny.yaml", "tiny"),
-        ("rl/toy", "rl/toy/../toy/tiny", "tiny.yaml", "../toy/tiny"),
-        ("rl/toy", "rl/toy/deep/tiny", "deep/tiny.yaml", "deep/tiny"),
-        ("rl/toy", "rl/toy", None, "."),
-        ("rl/toy", "rl/toys/tiny", None, None),
-        ("rl/toy", "my/rl/toy/tiny", None, None),
-        ("rl/toy", "rl/toy/", None, None),
-    ],
-)
-def test_a_mount_has_the_configs_below_its_prefix(prefix, name, path, group):
-    folder = Path("/pack")
-    mount = Mount(prefix, folder)
-    assert mount.path(name) == (None if path is None else folder / path)
-    assert mount.group(name) == (None if group is None else folder / group)
-
-
 def test_configs_beside_the_manifest_go_before_those_of_packs_and_bases_of_rivals_are_found(tmp_path):
     own = write(tmp_path / "own", "rl/toy/tiny.yaml", "rl/toy/more.yaml")
     rival = write(tmp_path / "rival", "rl/toy/theirs.yaml", "rl/base/common.yaml")

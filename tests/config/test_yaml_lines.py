@@ -7,7 +7,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from nemotron_steps.config import yaml_lines
 from nemotron_steps.config.yaml_lines import load_yaml
 from nemotron_steps.errors import ConfigError
 
@@ -99,26 +98,6 @@ def test_a_file_that_stands_for_more_than_it_holds_is_refused(tmp_path, text, to
     with pytest.raises(ConfigError, match=told) as caught:
         load_yaml(file)
     assert (caught.value.where or "").startswith(str(file))
-
-
-@pytest.mark.parametrize(
-    ("limit", "text", "least"),
-    [
-        ("_DEEPEST", "a: {b: [1]}\nc: {d: [2]}\n", 3),
-        ("_MOST_VALUES", "a: 1\n", 3),
-        ("_MOST_VALUES", "a: &a [1, 2]\nb: *a\n", 9),
-    ],
-)
-def test_a_file_may_be_as_deep_and_as_large_as_the_limit(tmp_path, monkeypatch, limit, text, least):
-    """A mapping, its keys and their values count one each, what an alias names again."""
-    file = tmp_path / "a.yaml"
-    file.write_text(text)
-    monkeypatch.setattr(yaml_lines, limit, least)
-    load_yaml(file)
-    monkeypatch.setattr(yaml_lines, limit, least - 1)
-    with pytest.raises(ConfigError, match=r"nested too deeply|too many values") as caught:
-        load_yaml(file)
-    assert str(least - 1) in caught.value.expected
 
 
 def test_an_empty_file_says_nothing_and_a_key_that_is_no_text_has_no_line(tmp_path):

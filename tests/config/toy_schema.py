@@ -36,7 +36,3 @@ class Toy(Section):
         if self.steps % 2:
             raise ValueError(f"steps must be even, not {self.steps}")
         return self
-
-
-class Loose(BaseModel):
-    steps: int = 1

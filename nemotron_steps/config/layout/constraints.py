@@ -270,8 +270,8 @@ def device_violations(sizes: ParallelConfig) -> Iterator[Violation]:
         return
     if sizes.workers not in (None, sizes.ranks):
         what = "on GPUs the number of policy ranks follows from the devices"
-        hint = {KEYS["workers"]: None}
-        yield _of_devices(KEYS["workers"], what, f"null, or {sizes.ranks}", str(sizes.workers), hint)
+        expected, found = f"null, or {sizes.ranks}", str(sizes.workers)
+        yield _of_devices(KEYS["workers"], what, expected, found, {KEYS["workers"]: None})
     found = _count(sizes.ranks, "GPU")
     yield from _cut_violations(sizes, sizes.ranks, per_node, nodes, f"the {found} that train", found)
     yield from _generator_devices(sizes)

@@ -101,9 +101,11 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _has_a_meaning(self) -> Self:
-        broken = [*_unmet(self), *self._broken_rules()]
-        if broken:
-            raise BrokenRulesError(broken)
+        unmet: dict[str, Rule] = {}  # of a key's marks the first that does not hold
+        for key, mark in _marks(type(self))[0]:
+            for changed, default in () if mark.holds(self) else changed_keys(self, key):
+                unmet.setdefault(changed, Rule(changed, "", to_default(changed, default), mark))
+        raise_if_broken([*unmet.values(), *self._broken_rules()])
         return self
 
 
@@ -143,16 +145,6 @@ def written(value: Any) -> str:
     return str(value) or "''"
 
 
-def _unmet(section: Section) -> Iterable[Rule]:
-    """One rule for each changed key whose mark, or the first of several, does not hold."""
-    found: dict[str, Rule] = {}
-    for key, mark in _marks(type(section))[0]:
-        if not mark.holds(section):
-            for changed, default in changed_keys(section, key):
-                found.setdefault(changed, Rule(changed, "", to_default(changed, default), mark))
-    return found.values()
-
-
 @cache
 def _marks(model: type[Section]) -> tuple[list[tuple[str, OnlyIf]], list[tuple[str, OnlyIf]]]:
     """(dotted key, its mark) of a section: marks whose conditions it has itself, and those of sections around it."""
@@ -171,12 +163,9 @@ def _sections(info: FieldInfo) -> list[type[Section]]:
 
 
 def move_alias(values: Any, name: str, key: str, kind: Any) -> Any:
-    """A copy of a section's raw values with what `name` says at `key`, both dotted: `name` is an alias, by which
-    published recipes call `key`. It is a field too, so that overrides may use it; it goes before `key`, and is null
-    afterwards.
-
-    Returned as they are where `name` says nothing, or nothing of its `kind`: its own field then says what is wrong.
-    """
+    """A copy of a section's raw values with what `name` says at `key`, both dotted: an alias, by which published
+    recipes call it, that goes before it and is null afterwards. As they are where it says nothing, or nothing of its
+    `kind`: its own field then says what is wrong."""
     given = get_raw(values, name)
     if given is None:
         return values

@@ -67,7 +67,6 @@ def test_under_the_dtensor_policy_its_own_size_counts_and_none_that_it_has_not()
     [
         ("vllm", (True, True, 4, 2)),
         ("embedded", (True, False, 1, 1)),
-        (None, (False, False, 1, 1)),
         (3, (False, False, 1, 1)),
     ],
 )

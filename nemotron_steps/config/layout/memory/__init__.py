@@ -7,6 +7,5 @@ Arithmetic over plain numbers, without torch. Bytes everywhere; docs/memory.md h
     activations.py  what a layer keeps for its backward pass
     policy.py       weights, gradients, optimizer, activations and logprobs of the trained model; teachers beside it
     generation.py   weights and caches of a generator or a judge
-    devices.py      which of it is on one device at the same time
-    measures.py     what to paste where it does not fit
+    devices.py      which of it is on one device at the same time, and what to paste where it does not fit
 """

@@ -316,13 +316,14 @@ def _measures(settings: MemorySettings, memory: StepMemory, most_nodes: float) -
     for teacher in {each.section: each for each in sizes.teachers}.values():
         yield {teacher.key("micro_batch"): 1}
         yield {teacher.key("tensor"): teacher.tensor * 2, teacher.key("sequence_parallel"): True}
-    cut, section = settings.packs or settings.balances, "sequence_packing" if settings.packs else "dynamic_batching"
-    least = settings.longest * settings.rows_per_unit if cut else 1
-    rows = {"train_micro_batch_size": settings.micro_batch, "logprob_batch_size": settings.logprob_batch}
-    if cut:
-        tokens = settings.budget() or 0, settings.budget(logprobs=True) or 0
-        rows = {f"{section}.train_mb_tokens": tokens[0], f"{section}.logprob_mb_tokens": tokens[1]}
-    for key, count in rows.items():
+    trains, scores = settings.budget(), settings.budget(logprobs=True)
+    batches = {"train_micro_batch_size": settings.micro_batch, "logprob_batch_size": settings.logprob_batch}
+    least = 1
+    if trains is not None and scores is not None:
+        section = "sequence_packing" if settings.packs else "dynamic_batching"
+        batches = {f"{section}.train_mb_tokens": trains, f"{section}.logprob_mb_tokens": scores}
+        least = settings.longest * settings.rows_per_unit
+    for key, count in batches.items():
         if count > least:
             yield {f"policy.{key}": max(least, count // 2)}
             yield {f"policy.{key}": least}

@@ -233,7 +233,7 @@ def beside_policy(models: Mapping[str, ModelShape], settings: MemorySettings, st
     sizes, last = settings.sizes, stage == settings.sizes.pipeline - 1
     moves = settings.offloads_teachers and settings.on_gpu
     scored = _scored(settings, models)
-    weights, passes = 0, [{}]
+    weights, passes = 0, [dict[str, int]()]
     for shape in models.values():
         own = _weights(shape, settings, stage)
         weights += own

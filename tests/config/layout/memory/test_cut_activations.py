@@ -13,8 +13,7 @@ from nemotron_steps.config.layout.memory.activations import (
     kept_to_recompute,
     workspace,
 )
-from nemotron_steps.config.layout.memory.policy import forward_bytes
-from nemotron_steps.config.layout.memory.settings import BatchArithmetic, MemorySettings
+from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from tests.config.layout.memory.shapes import QWEN3_8B, QWEN3_30B_A3B, SUPER_120B
 
@@ -72,15 +71,3 @@ def test_a_layers_passes_need_the_gradients_of_its_widest_tensors(config, layer,
     shape = shape_of(config)
     found = workspace(shape, layer, settings_of(tensor), 1000)
     assert found == pytest.approx((widest + 2 * shape.hidden * 2) * 1000)
-
-
-@pytest.mark.parametrize("context", [1, 2])
-def test_a_forward_pass_alone_has_one_layers_tensors_and_the_states_around_it(context):
-    shape = shape_of(QWEN3_8B)
-    lengths = {"policy.max_total_sequence_length": 1024, "policy.train_global_batch_size": 8}
-    settings = settings_of(1, **lengths, **{"policy.megatron_cfg.context_parallel_size": context})
-    batch = BatchArithmetic.of(settings, logprobs=True)
-    assert batch is not None
-    per_token = 4 * shape.hidden * 2 + kept(shape, "*-", settings).per_token
-    assert batch.tokens == context * 1024  # of eight rows over eight ranks, or over four pairs
-    assert forward_bytes(shape, settings, 0, batch) == pytest.approx(per_token * 1024)

@@ -7,13 +7,9 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.layout.memory.devices import (
-    ALLOCATOR,
-    CONTEXT,
     DEVICE,
-    TEACHER,
     DeviceMemory,
     StepMemory,
-    _overhead,
     step_memory,
 )
 from nemotron_steps.config.layout.memory.generation import GIB
@@ -80,17 +76,6 @@ def test_a_judge_is_there_in_every_phase_and_on_its_own_nodes_alone():
     assert alone.name == "judges" and roles(alone, "judge") == {"genrm_model"}
 
 
-def test_of_judges_on_generators_gpus_the_one_that_takes_most_is_counted():
-    """As many generators as judges or more: each judge goes to GPUs of its own among them."""
-    second = JUDGE.replace("genrm_model", "judge_model")
-    both = {f"{JUDGE}.gpu_memory_utilization": 0.3, f"{second}.model": "other", f"{second}.backend": "vllm"}
-    (device,) = judged(**both, **{f"{second}.gpu_memory_utilization": 0.4}).devices
-    assert roles(device, "generate") == {"generator", "judge_model", "policy"}
-    one = {"policy__generation__vllm_cfg__tensor_parallel_size": 8}
-    (device,) = judged(**both, **{f"{second}.gpu_memory_utilization": 0.4}, **one).devices
-    assert roles(device, "generate") == {"generator", "judge_model", "genrm_model", "policy"}
-
-
 def test_a_reference_policy_takes_host_memory_and_a_phase_of_its_own():
     with_kl = memory(loss_fn__reference_policy_kl_penalty=0.01)
     (device,) = with_kl.devices
@@ -126,11 +111,3 @@ def test_of_pipeline_stages_the_one_that_takes_most_is_counted(recomputes):
     changes = {"pipeline_model_parallel_size": 2, "activation_checkpointing": recomputes}
     (device,) = memory(**{f"policy__megatron_cfg__{key}": value for key, value in changes.items()}).devices
     assert (("policy", "logprobs") in device.phases["train"]) is recomputes
-
-
-@pytest.mark.parametrize(("backend", "processes"), [("ray", 2), ("process", 1)])
-def test_roles_share_a_context_where_they_share_a_process(backend: str, processes: int) -> None:
-    settings = MemorySettings.read({"cluster.backend": backend, "cluster.gpus_per_node": 1}.get)
-    lines = {("policy", "weights"): 10**9, ("genrm_model", "weights"): 10**9, (TEACHER, "weights"): 10**9}
-    found = _overhead(settings, None, None, [], lines)
-    assert found == {(DEVICE, "context"): processes * CONTEXT, (DEVICE, "allocator"): int(ALLOCATOR * 3 * 10**9)}

@@ -1,4 +1,5 @@
-"""The published recipes' own models on their own GPUs, and on H100s of 80 GB: what does not fit there, and why."""
+"""Configs with models as large as they say: one_gpu and one_node on GPUs of 80 GB, and the published recipes' own
+models on their own GPUs and on H100s: what does not fit there, and why."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.session.run_request import RunRequest
 from nemotron_steps.session.session import Session
 from tests.cli.test_model_plans import hub_folder
-from tests.config.layout.memory.shapes import NANO_30B, SUPER_120B, flat
+from tests.config.layout.memory.shapes import NANO_30B, QWEN3_1_7B, QWEN3_8B, SUPER_120B, flat
 
 NANO, SUPER = ModelShape.read(NANO_30B), ModelShape.read(SUPER_120B)
 FIT = {
@@ -33,6 +34,19 @@ WIDER = {
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
     return Session(home=str(tmp_path_factory.mktemp("home")))
+
+
+STEPS = ("rl/nemo_rl/rlvr", "rl/nemo_rl/rlhf", "rl/nemo_rl/swe", "rl/nemo_rl/dpo", "sft/megatron_bridge")
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(("config", "policy"), [("one_gpu", QWEN3_1_7B), ("one_node", QWEN3_8B)])
+def test_one_gpu_and_one_node_hold_the_models_that_they_are_for_and_a_judge_of_1_7_b(step, config, policy, bench):
+    """The judge of rlhf took 256 rows of 32,768 tokens, more than a terabyte."""
+    settings = MemorySettings.read(flat(bench.compose(step, config, ()).values).get)
+    policy, other = ModelShape.read(policy), ModelShape.read(QWEN3_1_7B)
+    memory = step_memory(settings, lambda role: policy if role == "policy" else other)
+    assert memory.devices and memory.shortages == []
 
 
 def predicted(bench, step, config, shape, *overrides):
