@@ -199,10 +199,11 @@ class Expectations:
                 return None, to
             # An opaque object has to compare as it must with the expected value among its candidates.
             order = orders[to]
-            there = next(n for n, value in enumerate(order) if type(value) is type(expected) and value == expected)
+            is_it = [type(value) is type(expected) and value == expected for value in order]
             if site.operation in ("==", "has"):
-                return bits[0] == [number == there for number in range(len(order))], to
-            return bits[0][there] is True and (site.operation not in ("<", "<=", ">", ">=") or False in bits[0]), to
+                return any(is_it) and bits[0] == is_it, to
+            ordered = site.operation in ("<", "<=", ">", ">=")
+            return bits[0][is_it.index(True)] is True and (not ordered or False in bits[0]), to
         except (ValueError, TypeError, KeyError, IndexError, RecursionError):
             return False, ""
 

@@ -48,7 +48,9 @@ def is_protected(path: str, known: Collection[str]) -> bool:
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts:
         return True
-    if pure.name in STEERING or is_test(path) or pure.suffix in COMPILED or not HIDDEN_FOLDERS.isdisjoint(pure.parts):
+    if pure.name in STEERING or pure.suffix in COMPILED:
+        return True
+    if is_test(path) or not HIDDEN_FOLDERS.isdisjoint(pure.parts):
         return True
     if path in known:
         return False
