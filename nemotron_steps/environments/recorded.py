@@ -46,11 +46,7 @@ class Regraded:
 
 
 class RowsByPrompt:
-    """Input rows, found by the conversation that they begin with.
-
-    Raises:
-        DataError: two rows with one conversation differ.
-    """
+    """Input rows, found by the conversation that they begin with; two of one conversation must not differ."""
 
     def __init__(self, rows: Iterable[Placed]) -> None:
         self._rows: dict[str, Placed] = {}

@@ -43,22 +43,19 @@ def new_token() -> str:
 
 @dataclass(frozen=True)
 class Site:
-    """An assertion that is recorded.
-
-    Attributes:
-        operation: of OPERATIONS, or `almost`.
-        required: a test that passed has run it.
-        keys: of the expected values that it may be compared with.
-        computed: the other side may be one that was computed in there.
-        tolerance: of `almost`: arguments of pytest.approx or assertAlmostEqual.
-    """
+    """An assertion that is recorded."""
 
     test: Test
     operation: str
+    """Of OPERATIONS, or `almost`."""
     required: bool
+    """A test that passed has run it."""
     keys: frozenset[str]
+    """Of the expected values that it may be compared with."""
     computed: bool
+    """The other side may be one that was computed in there."""
     tolerance: Mapping[str, Any]
+    """Of `almost`: arguments of pytest.approx or assertAlmostEqual."""
 
     def holds(self, recorded: Any, expected: Any) -> bool:
         """Whether the assertion holds. It does not where the two cannot be compared."""
@@ -72,13 +69,9 @@ class Site:
 
 @dataclass(frozen=True)
 class Findings:
-    """What the records say of tests that are reported as passed.
-
-    Attributes:
-        right: those whose records are there and right, or that have none to show.
-        proved: those of them that had something to show.
-        opaque: keys whose values have to be compared among candidates before `right` can be said.
-    """
+    """What the records say of tests that are reported as passed: those whose records are there and right, or that have
+    none to show; those of them that had something to show; and keys whose values have to be compared among candidates
+    before that can be said."""
 
     right: frozenset[str]
     proved: frozenset[str]
