@@ -133,7 +133,8 @@ def _command(function: str, prompt: Any, completions: list[str], columns: dict[s
     values = {name: short(value) for name, value in columns.items()}
     given = [function, short(prompt), [short(each) for each in completions[:2]], values]
     program = f"import json, sys; from {__name__} import call; print(call(*json.loads(sys.argv[1])))"
-    return f"{shlex.join(['python', '-c', program, json.dumps(given, ensure_ascii=False)])}   # the function alone"
+    arguments = json.dumps(given, ensure_ascii=False)
+    return shlex.join(["python", "-c", program, arguments]) + "   # the function alone"
 
 
 def call(function: str, prompt: Any, completions: list[str], columns: dict[str, Any]) -> list[float | None]:

@@ -21,13 +21,7 @@ POLICY_NAME = "policy"
 
 class EnvironmentSet:
     """Environments by the name of an agent or of an environment, created on first use: one for each environment and
-    settings, however many agents use it.
-
-    Args:
-        options: settings, by the name of an environment or of an agent; see environments/agents.py.
-        judges: judges by role, handed to every environment.
-        only: the one environment every row goes to; None routes each row by its agent_ref.
-    """
+    settings (agents.py), however many agents use it. Without `only`, each row goes where its agent_ref says."""
 
     def __init__(self, options: Options, judges: Mapping[str, Judge], *, only: str | None = None) -> None:
         self._options = options

@@ -48,13 +48,8 @@ class Replicas:
     """Equal servers behind one client: which one is asked next, and which ones are lost for now. On one event loop.
 
     The least loaded is asked first, equal ones in turn. One that gives no answer is left alone, reported once, and
-    comes back when it is ready again; where all are lost, all are asked, so that the last word is a server's and never
-    a guess.
-
-    Args:
-        urls: of the servers, at least one.
-        max_concurrency: requests in flight at once at each of them.
-        ready: returns once a server is ready, however long that takes.
+    comes back when it is ready again (`ready` returns then); where all are lost, all are asked, so that the last word
+    is a server's and never a guess.
     """
 
     def __init__(self, urls: Sequence[str], max_concurrency: int, ready: Callable[[Replica], Awaitable[None]]) -> None:
@@ -153,12 +148,9 @@ class JsonClient:
     one that is never used costs nothing, and end with the client at the latest.
 
     Args:
-        base_url: http(s) URL, or those of equal servers; paths are appended to it.
         ready_path: answers below 500 when a server is ready.
-        headers: sent with every request (authorization).
-        timeout_s: of one attempt.
-        retries: further attempts after the first, on connection errors and RETRIED_STATUS; an attempt asks every server
-            until one answers.
+        timeout_s: of one attempt, which asks every server until one answers.
+        retries: further attempts, on connection errors and RETRIED_STATUS.
         backoff_s: first pause between attempts; doubles, with jitter, up to 30 s.
         max_concurrency: requests in flight at once at each server; the others queue.
     """

@@ -107,12 +107,8 @@ Handler = Callable[[Request], Awaitable[Reply | EventStream]]
 
 
 class HttpServer:
-    """Serves one handler on one port.
-
-    Args:
-        handler: answers every request; an exception it raises is logged and answered 500.
-        host, port: bound at once, so that `port` is taken before anybody is told of it; port 0 picks a free one.
-    """
+    """Serves one handler, whose exceptions are logged and answered 500, on one port, which is bound at once, so that it
+    is taken before anybody is told of it; port 0 picks a free one."""
 
     def __init__(self, handler: Handler, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self._handler = handler

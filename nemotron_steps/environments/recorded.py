@@ -46,11 +46,7 @@ class Regraded:
 
 
 class RowsByPrompt:
-    """Input rows, found by the conversation that they begin with.
-
-    Raises:
-        DataError: two rows with one conversation differ.
-    """
+    """Input rows, found by the conversation that they begin with; two of one conversation must not differ."""
 
     def __init__(self, rows: Iterable[Placed]) -> None:
         self._rows: dict[str, Placed] = {}
@@ -108,9 +104,11 @@ async def regrade(environment: Environment, rollouts: Iterable[Placed]) -> Async
 
 async def _grade(environment: Environment, group: list[Placed]) -> list[Regraded]:
     row = group[0][0]
-    recorded = [rollout["response"] for rollout, _ in group]
-    cut = [bool(each.get("incomplete_details")) for each in recorded]
-    responses = [Response.from_output(each["output"], truncated=t) for each, t in zip(recorded, cut, strict=True)]
+    responses = []
+    for rollout, _ in group:
+        response = rollout["response"]
+        cut = bool(response.get("incomplete_details"))
+        responses.append(Response.from_output(response["output"], truncated=cut))
     sessions = [await environment.seed_recorded(row) for _ in group]
     try:
         verdicts = await environment.judge_group(row, responses, sessions)

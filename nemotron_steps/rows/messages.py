@@ -272,10 +272,8 @@ def _text(content: Any, where: str, at: str) -> tuple[str, str]:
 def _tool_text(content: Any, where: str, at: str) -> str:
     """What a tool gave: text, parts of text, or a value, which becomes JSON."""
     parts = content if is_list(content) else ()
-    texts = [
-        isinstance(each.get("type"), str) if isinstance(each, Mapping) else isinstance(each, str) for each in parts
-    ]
-    if texts and all(texts):
+    kinds = [each.get("type") if isinstance(each, Mapping) else each for each in parts]
+    if kinds and all(isinstance(kind, str) for kind in kinds):
         return _text(content, where, at)[0]
     return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
 

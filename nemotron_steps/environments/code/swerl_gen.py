@@ -132,7 +132,8 @@ class SwerlGen(Environment):
         task = hashlib.sha256(json.dumps([row["metadata"]["image"], instance], sort_keys=True).encode()).hexdigest()
         graded = await self._grader.grade(task, prepare, str(instance["test_script"]), None)
         finished = graded.outcome is Outcome.EXITED
-        components = {"extracted": 1.0, "finished": float(finished), "proved": len(asked & graded.proved) / len(asked)}
+        proved = len(asked & graded.proved) / len(asked)
+        components = {"extracted": 1.0, "finished": float(finished), "proved": proved}
         reward = resolution(graded.passed, asked, kept) if finished else 0.0
         return GradeResult(reward, components, details={"patch": patch, "outcome": graded.outcome.value})
 

@@ -82,7 +82,6 @@ class HttpJudge:
         base_url: up to and including `/v1`; one, or those of all replicas.
         model: name the server knows the model by; empty until ask_for_listed_model.
         api_key_env: environment variable holding the bearer token; the token itself never enters a config.
-        timeout_s: of one attempt. retries: further attempts. max_concurrency: requests in flight at each replica.
         seed: sent with every question, whose name (QuestionLabels) goes into the X-Request-Id header: this package's
             endpoint then answers as the same judge in the process would. None sends neither.
     """

@@ -151,7 +151,7 @@ class RemoteEnvironment(Environment):
             if self.config.server_name is None:
                 raise RowError("agent_ref.name", expected, str(error)) from error
             raise ConfigError(
-                f"the head server of NeMo-Gym knows no `{error}`",
+                f"the head server of NeMo-Gym does not know `{error}`",
                 where=key,
                 expected=expected,
                 found=str(error),

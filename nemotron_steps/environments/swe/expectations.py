@@ -43,22 +43,19 @@ def new_token() -> str:
 
 @dataclass(frozen=True)
 class Site:
-    """An assertion that is recorded.
-
-    Attributes:
-        operation: of OPERATIONS, or `almost`.
-        required: a test that passed has run it.
-        keys: of the expected values that it may be compared with.
-        computed: the other side may be one that was computed in there.
-        tolerance: of `almost`: arguments of pytest.approx or assertAlmostEqual.
-    """
+    """An assertion that is recorded."""
 
     test: Test
     operation: str
+    """Of OPERATIONS, or `almost`."""
     required: bool
+    """A test that passed has run it."""
     keys: frozenset[str]
+    """Of the expected values that it may be compared with."""
     computed: bool
+    """The other side may be one that was computed in there."""
     tolerance: Mapping[str, Any]
+    """Of `almost`: arguments of pytest.approx or assertAlmostEqual."""
 
     def holds(self, recorded: Any, expected: Any) -> bool:
         """Whether the assertion holds. It does not where the two cannot be compared."""
@@ -72,13 +69,9 @@ class Site:
 
 @dataclass(frozen=True)
 class Findings:
-    """What the records say of tests that are reported as passed.
-
-    Attributes:
-        right: those whose records are there and right, or that have none to show.
-        proved: those of them that had something to show.
-        opaque: keys whose values have to be compared among candidates before `right` can be said.
-    """
+    """What the records say of tests that are reported as passed: those whose records are there and right, or that have
+    none to show; those of them that had something to show; and keys whose values have to be compared among candidates
+    before that can be said."""
 
     right: frozenset[str]
     proved: frozenset[str]
@@ -199,10 +192,11 @@ class Expectations:
                 return None, to
             # An opaque object has to compare as it must with the expected value among its candidates.
             order = orders[to]
-            there = next(n for n, value in enumerate(order) if type(value) is type(expected) and value == expected)
+            is_it = [type(value) is type(expected) and value == expected for value in order]
             if site.operation in ("==", "has"):
-                return bits[0] == [number == there for number in range(len(order))], to
-            return bits[0][there] is True and (site.operation not in ("<", "<=", ">", ">=") or False in bits[0]), to
+                return any(is_it) and bits[0] == is_it, to
+            ordered = site.operation in ("<", "<=", ">", ">=")
+            return bits[0][is_it.index(True)] is True and (not ordered or False in bits[0]), to
         except (ValueError, TypeError, KeyError, IndexError, RecursionError):
             return False, ""
 

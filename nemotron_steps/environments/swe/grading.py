@@ -36,14 +36,8 @@ _PATCHED = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class HiddenTests:
-    """What a task is graded by.
-
-    Attributes:
-        command: a shell command, run in the repository.
-        files: path → text, laid over the check-out.
-        patch: applied to the check-out.
-        solution: a diff that is known to solve the task; "" where none is known.
-    """
+    """What a task is graded by: a shell command, files (path → text) laid over the check-out, a patch of it, and a diff
+    that is known to solve the task; "" where none is known."""
 
     command: str
     files: Mapping[str, str] = field(default_factory=dict)
@@ -70,14 +64,9 @@ class HiddenTests:
 
 @dataclass(frozen=True)
 class Graded:
-    """How a test run went.
-
-    Attributes:
-        passed: tests that the runner reports as passed and whose records, if they have any, are right.
-        proved: those of them that have records.
-        outcome: TIMEOUT or MEMORY_LIMIT where it did not end by itself.
-        applied: the changes (and the tests) fitted the check-out.
-    """
+    """How a test run went: tests that the runner reports as passed and whose records, if any, are right; those of them
+    that have records; TIMEOUT or MEMORY_LIMIT where it did not end by itself; whether the changes (and the tests)
+    fitted the check-out."""
 
     passed: frozenset[str] = frozenset()
     proved: frozenset[str] = frozenset()

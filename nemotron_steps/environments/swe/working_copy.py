@@ -48,7 +48,9 @@ def is_protected(path: str, known: Collection[str]) -> bool:
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts:
         return True
-    if pure.name in STEERING or is_test(path) or pure.suffix in COMPILED or not HIDDEN_FOLDERS.isdisjoint(pure.parts):
+    if pure.name in STEERING or pure.suffix in COMPILED:
+        return True
+    if is_test(path) or not HIDDEN_FOLDERS.isdisjoint(pure.parts):
         return True
     if path in known:
         return False
@@ -88,14 +90,8 @@ _SUM = re.compile(r"([0-9a-f]{64})  \./(.+)")
 
 @dataclass(frozen=True)
 class Changes:
-    """What an agent has changed, without what does not count.
-
-    Attributes:
-        files: path → new text, None where the file was removed. Of rows with files.
-        patch: git's diff. Of rows with an image.
-        left_out: paths whose changes do not count.
-        unread: why no change was read; "" where they were.
-    """
+    """What an agent has changed, without what does not count: of rows with files, path → new text (None: removed), of
+    rows with an image git's diff; paths left out; why no change was read ("" where they were)."""
 
     files: Mapping[str, str | None] = field(default_factory=dict)
     patch: str = ""
@@ -113,13 +109,7 @@ class Changes:
 
 
 class WorkingCopy(ABC):
-    """A repository in a session that has been entered.
-
-    Args:
-        session: what it lies in.
-        root: the repository's folder.
-        shown: characters of an output that the agent sees.
-    """
+    """A repository in a session that has been entered; the agent sees `shown` characters of an output."""
 
     def __init__(self, session: SandboxSession, root: str, shown: int) -> None:
         self.session = session

@@ -45,10 +45,12 @@ def _problem(text: str, expected: dict[str, Event]) -> str | None:
         return "think_found"
     if not expected:
         return None if text.strip() else "no_answer"
-    lists = [found for _, found in json_values(text, "[") if found and all(isinstance(item, dict) for item in found)]
-    if not lists:
+    events: list[Event] = []
+    for _, found in json_values(text, "["):
+        if found and all(isinstance(item, dict) for item in found):
+            events = found
+    if not events:
         return "no_event_list"
-    events: list[Event] = lists[-1]
     try:
         spans = {str(event["event_id"]): (minutes(event["start_time"]), event["duration"]) for event in events}
     except (KeyError, ValueError, TypeError):

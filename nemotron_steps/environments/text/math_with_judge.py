@@ -95,10 +95,12 @@ class MathWithJudge(Environment):
             details = {"extracted_answer": answer[:MAX_LENGTH]}
             return GradeResult(0.0, {**components, "library_reward": 0.0}, details=details)
         details = {"extracted_answer": answer}
-        problem, compared = None, (answer, strip_delimiters(expected), bool(components["boxed"]))
-        size, cpu_s = self.config.library_verifier_max_concurrency, self.config.library_verifier_timeout_seconds
+        problem = None
+        compared = (answer, strip_delimiters(expected), bool(components["boxed"]))
+        size = self.config.library_verifier_max_concurrency
+        seconds = self.config.library_verifier_timeout_seconds
         try:
-            equal = await self.in_helper(compare, *compared, size=size, cpu_s=cpu_s)
+            equal = await self.in_helper(compare, *compared, size=size, cpu_s=seconds)
             if equal is None:
                 problem = CannotJudgeError(EXPECTED_UNPARSEABLE)
             else:

@@ -270,7 +270,7 @@ class Workplace:
 
     def _send(self, recipient: str, subject: str, body: str) -> str:
         if "@" not in recipient:
-            return "Error: the recipient is no email address."
+            return "Error: the recipient must be an email address."
         sent = {"inbox/outbox": "outbox", "sender/recipient": recipient.lower(), "sent_datetime": NOW}
         return self._create("email", **sent, subject=subject, body=body)
 

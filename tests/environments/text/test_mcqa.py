@@ -7,7 +7,6 @@ import pytest
 
 from nemotron_steps.environments.base import Response, Session
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.text import mcqa
 
 ROW: dict[str, Any] = {
     "responses_create_params": {"input": "Which?"},
@@ -104,14 +103,22 @@ def test_a_regex_may_find_a_key_that_the_options_lack() -> None:
     assert grade("Answer: d", **row, options=None) == 1.0
 
 
-@pytest.mark.parametrize(("letter", "key"), [*zip("أبجد", "ABCD", strict=True), *zip("অবডঢ", "ABCD", strict=True)])
-def test_letters_of_other_scripts_stand_for_the_first_four(letter: str, key: str) -> None:
+@pytest.mark.parametrize("letters", ["أبجد", "অবডঢ"])
+def test_letters_of_other_scripts_stand_for_the_first_four(letters: str) -> None:
     options = [{"a": "1"}, {"b": "2"}, {"C": "3"}, {"D": "4"}]  # of any case
-    row = {"options": options, "expected_answer": key, "template_metadata": {"output_regex": "-> (.)"}}
     environment = create("mcqa")
-    environment.check_row({**ROW, **row}, "f:1")
-    assert mcqa._by_template(letter, mcqa.options_of(row)) == key
-    assert list(mcqa.options_of(row)) == list("ABCD")
+
+    async def rewards() -> list[float | None]:
+        found = []
+        for letter, key in zip(letters, "ABCD", strict=True):
+            row = {"options": options, "expected_answer": key, "template_metadata": {"output_regex": "-> (.)"}}
+            environment.check_row({**ROW, **row}, "f:1")
+            verdict = await environment.verify({**ROW, **row}, Response(f"-> {letter}"), Session())
+            found.append(verdict.reward)
+        await environment.close()
+        return found
+
+    assert asyncio.run(rewards()) == [1.0] * 4
 
 
 def test_options_without_text_are_none() -> None:

@@ -175,10 +175,11 @@ def test_whatever_passes_as_arithmetic_evaluates_at_once(text: str) -> None:
             return
 
 
-def test_scores_lie_between_0_and_1_and_what_is_no_number_is_0() -> None:
-    assert [module._unit(score) for score in (-0.1, 0, 0.3, 1, 1.1, float("nan"), float("inf"))] == [
-        0.0, 0.0, 0.3, 1.0, 1.0, 0.0, 0.0,
-    ]  # fmt: skip
+def test_scores_lie_between_0_and_1_and_what_is_no_number_is_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"answer": "1", "metadata": {"source_dataset": "gcd"}}
+    for told, score in ((-0.1, 0), (0, 0), (0.3, 0.3), (1, 1), (1.1, 1), (float("nan"), 0), (float("inf"), 0)):
+        monkeypatch.setattr(module, "scorer_of", lambda source, told=told: lambda answer, entry: told)
+        assert module.score_answer("1", entry) == (score, "")
     assert module._as_tuples([[1, [2]], "a"]) == ((1, (2,)), "a")
 
 
