@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,9 +75,7 @@ def start_engine(
     engine_args, engine, usage = _import_vllm(config)
     if load and any(hf_folder.glob("*.safetensors")):
         WeightReader(hf_folder)  # refuses weights of which vLLM would leave some out
-    if on_cpu():
-        _check_cpu_kernels(config, hf_folder)
-    _check_time_steps(hf_folder)
+    _check_model(config, hf_folder)
     if record_routed_experts:
         check_recording()
     parallel = config.tensor_parallel_size > 1
@@ -92,7 +89,10 @@ def start_engine(
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
             os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // config.tensor_parallel_size)))
     elif own_process:
-        os.environ.setdefault("VLLM_RPC_BASE_PATH", _private_folder())
+        # For the sockets over which the processes of an engine talk: nobody else may enter it.
+        if "VLLM_RPC_BASE_PATH" not in os.environ:
+            os.environ["VLLM_RPC_BASE_PATH"] = tempfile.mkdtemp(prefix="nemotron_steps_vllm_")
+            atexit.register(shutil.rmtree, os.environ["VLLM_RPC_BASE_PATH"], ignore_errors=True)
     else:
         # vLLM would start torch.distributed in this process itself, on a TCP port that policies built later depend on.
         ensure_process_group()
@@ -198,14 +198,6 @@ def _check_options(options: Mapping[str, Any], arguments: Mapping[str, Any], eng
             )
 
 
-@cache
-def _private_folder() -> str:
-    """For the sockets over which the processes of an engine talk: nobody else may enter it."""
-    folder = tempfile.mkdtemp(prefix="nemotron_steps_vllm_")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
 def on_cpu() -> bool:
     """Whether vLLM's platform here is the CPU."""
     from vllm.platforms import current_platform
@@ -219,9 +211,23 @@ def _is_hybrid(hf_folder: Path) -> bool:
     return family is not None and family.kind == "hybrid"
 
 
-def _check_cpu_kernels(config: VllmConfig, hf_folder: Path) -> None:
-    """UnsupportedError for heads and experts that vLLM has no CPU kernel for: it would compile for half a minute, then
-    fail sampling; or, with experts spread over CPU workers, end with a segmentation fault at the first step."""
+def _check_model(config: VllmConfig, hf_folder: Path) -> None:
+    """UnsupportedError for bounds of time steps, which vLLM leaves out; and for heads and experts that it has no CPU
+    kernel for: it would compile for half a minute, then fail sampling, or, with experts spread over CPU workers, end
+    with a segmentation fault at the first step."""
+    where, embedded = str(hf_folder / "config.json"), "policy.generation.backend=embedded"
+    hybrid = Architecture.from_folder(hf_folder) if _is_hybrid(hf_folder) else None
+    mamba = hybrid.mamba if hybrid is not None else None
+    if mamba is not None and bounds_time_steps(mamba.time_step_limit):
+        raise UnsupportedError(
+            "vLLM leaves out the time_step_limit that bounds the time steps of this model",
+            where=where,
+            expected="0 to infinity",
+            found=" to ".join(f"{bound:g}" for bound in mamba.time_step_limit),
+            hints=[embedded],
+        )
+    if not on_cpu():
+        return
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     model = json.loads((hf_folder / "config.json").read_text(encoding="utf-8"))
@@ -232,21 +238,21 @@ def _check_cpu_kernels(config: VllmConfig, hf_folder: Path) -> None:
     if size is not None and size not in sizes:
         raise UnsupportedError(
             "vLLM on CPU has no attention kernel for heads of this size",
-            where=str(hf_folder / "config.json"),
+            where=where,
             expected=f"head_dim {', '.join(str(each) for each in sizes)}",
             found=f"head_dim {size}",
             hints=[
-                "policy.generation.backend=embedded",
+                embedded,
                 "'inputs.policy.overrides=[\"from_scratch.head_dim=32\"]'   # a tiny policy with larger heads",
             ],
         )
-    if _is_hybrid(hf_folder) and Architecture.from_folder(hf_folder).is_moe:
+    if hybrid is not None and hybrid.is_moe:
         raise UnsupportedError(
             "vLLM on CPU has no kernel for experts without a gate",
-            where=str(hf_folder / "config.json"),
+            where=where,
             expected="a hybrid of M, * and - layers, or a GPU",
-            found=Architecture.from_folder(hf_folder).pattern,
-            hints=["policy.generation.backend=embedded"],
+            found=hybrid.pattern,
+            hints=[embedded],
         )
     if config.expert_parallel_size > 1:
         raise UnsupportedError(
@@ -255,19 +261,6 @@ def _check_cpu_kernels(config: VllmConfig, hf_folder: Path) -> None:
             expected="1: tensor parallelism cuts every expert instead",
             found=str(config.expert_parallel_size),
             hints=["policy.generation.vllm_cfg.expert_parallel_size=1"],
-        )
-
-
-def _check_time_steps(hf_folder: Path) -> None:
-    """UnsupportedError for a model whose time steps are bounded: vLLM bounds none, and would sample from another."""
-    mamba = Architecture.from_folder(hf_folder).mamba if _is_hybrid(hf_folder) else None
-    if mamba is not None and bounds_time_steps(mamba.time_step_limit):
-        raise UnsupportedError(
-            "vLLM leaves out the time_step_limit that bounds the time steps of this model",
-            where=str(hf_folder / "config.json"),
-            expected="0 to infinity",
-            found=" to ".join(f"{bound:g}" for bound in mamba.time_step_limit),
-            hints=["policy.generation.backend=embedded"],
         )
 
 
