@@ -16,7 +16,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,17 +32,6 @@ from nemotron_steps.models.megatron_core import ensure_process_group
 
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.policy import VllmConfig
-
-
-@dataclass
-class StartedEngine:
-    """vLLM's LLMEngine; whether the whole of it is in another process; the processes that weights go to, 0 where the
-    model is in this one; and whether its GPU memory can be given to others between generations."""
-
-    llm: Any
-    own_process: bool
-    workers: int
-    sleeps: bool
 
 
 def runs_elsewhere(config: VllmConfig) -> bool:
@@ -64,8 +53,11 @@ def start_engine(
     shares_device: bool,
     record_routed_experts: bool,
     options: Mapping[str, Any],
-) -> StartedEngine:
+) -> tuple[Any, bool, int, bool]:
     """Start vLLM. With `load` it reads the folder's weights; otherwise they come through the weight-transfer API.
+
+    Returns its LLMEngine; whether the whole of it is in another process; the processes that weights go to, 0 where the
+    model is in this one; and whether its GPU memory can be given to others between generations.
 
     Raises:
         UnsupportedError: vLLM is not installed, cannot run this model here, or cannot record experts here.
@@ -113,7 +105,7 @@ def start_engine(
     llm = engine.from_engine_args(
         engine_args(**arguments), usage_context=usage.LLM_CLASS, enable_multiprocessing=own_process
     )
-    return StartedEngine(llm, own_process, (config.tensor_parallel_size if parallel else 1) if elsewhere else 0, sleeps)
+    return llm, own_process, config.tensor_parallel_size if elsewhere else 0, sleeps
 
 
 def _import_vllm(config: VllmConfig) -> tuple[Any, Any, Any]:
