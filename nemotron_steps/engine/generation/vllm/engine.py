@@ -59,10 +59,8 @@ def start_engine(
     Returns its LLMEngine; whether the whole of it is in another process; the processes that weights go to, 0 where the
     model is in this one; and whether its GPU memory can be given to others between generations.
 
-    Raises:
-        UnsupportedError: vLLM is not installed, cannot run this model here, or cannot record experts here.
-        ConfigError: an option does not exist in vLLM, or has a config key of its own.
-        ArtifactError: the weights that are read are not one model's, see WeightReader.
+    UnsupportedError when it is not installed, or cannot do here what is asked; ConfigError for an option that does not
+    exist or has a config key of its own; ArtifactError for weights that are not one model's.
     """
     engine_args, engine, usage = _import_vllm(config)
     if load and any(hf_folder.glob("*.safetensors")):
@@ -73,19 +71,16 @@ def start_engine(
     parallel = config.tensor_parallel_size > 1
     elsewhere = runs_elsewhere(config)
     own_process = elsewhere and not parallel
-    if parallel:
-        # A worker that outlives the end of its engine, or of another worker, has nothing left to save.
-        os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
-        if on_cpu():
-            # Otherwise each is bound to a memory node of its own, and most machines have fewer nodes than workers.
-            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-            os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // config.tensor_parallel_size)))
+    if parallel and on_cpu():
+        # Otherwise each worker is bound to a memory node of its own, and most machines have fewer nodes than workers.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // config.tensor_parallel_size)))
     elif own_process:
         # For the sockets over which the processes of an engine talk: nobody else may enter it.
         if "VLLM_RPC_BASE_PATH" not in os.environ:
             os.environ["VLLM_RPC_BASE_PATH"] = tempfile.mkdtemp(prefix="nemotron_steps_vllm_")
             atexit.register(shutil.rmtree, os.environ["VLLM_RPC_BASE_PATH"], ignore_errors=True)
-    else:
+    elif not parallel:
         # vLLM would start torch.distributed in this process itself, on a TCP port that policies built later depend on.
         ensure_process_group()
     sleeps = own_process and shares_device and not on_cpu()
@@ -114,6 +109,8 @@ def _import_vllm(config: VllmConfig) -> tuple[Any, Any, Any]:
         ("ENABLE_V1_MULTIPROCESSING", 0),  # `start_engine` says whether the engine has a process of its own
         ("LOGGING_LEVEL", "WARNING"),
         ("NO_USAGE_STATS", 1),
+        # A worker that outlives the end of its engine, or of another worker, has nothing left to save.
+        ("WORKER_SHUTDOWN_TIMEOUT_SECONDS", 1),
         ("CPU_KVCACHE_SPACE", max(1, round(config.kv_cache_space_gib))),
     ):
         os.environ.setdefault(f"VLLM_{name}", str(value))
