@@ -136,6 +136,8 @@ def _conduct(hf_folder: Path, config: VllmConfig, max_total_length: int, *, else
     """vLLM's arguments for how much it does at once, how it samples, takes weights and runs its workers."""
     from vllm.config.weight_transfer import WeightTransferConfig
 
+    from nemotron_steps.engine.generation.vllm import worker  # registers the backends of weight transfer
+
     return {
         "max_num_seqs": config.max_num_seqs,
         "gpu_memory_utilization": config.gpu_memory_utilization,
@@ -145,7 +147,7 @@ def _conduct(hf_folder: Path, config: VllmConfig, max_total_length: int, *, else
         "max_num_batched_tokens": max(2048, max_total_length, config.max_num_seqs) if on_cpu() else None,
         # Not Ray's executor: the GPUs are this process's own, and its own children are enough to use them.
         "distributed_executor_backend": "mp" if config.tensor_parallel_size > 1 else None,
-        "worker_extension_cls": f"{__package__}.worker.WorkerExtension" if elsewhere else "",
+        "worker_extension_cls": f"{worker.__name__}.{worker.WorkerExtension.__name__}" if elsewhere else "",
         # A prompt cut in two is sampled twice, and vLLM takes the first draw back, which CPU random streams cannot.
         "enable_chunked_prefill": False if on_cpu() else None,
         # Of a hybrid, vLLM keeps prefixes only where it may cut prompts in two.
