@@ -81,7 +81,7 @@ def stage_sharded(state: dict[str, Any], *, copy: bool = True) -> StagedSave:
     from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
     from megatron.core.dist_checkpointing.strategies import torch as torch_strategy
 
-    with on_available_device(), _quiet():
+    with on_available_device(), warnings.catch_warnings(action="ignore"):
         sharded, common = save_preprocess(state, validate_access_integrity=False)
         by_key, _, _ = torch_strategy._replace_state_dict_keys_with_sharded_keys(sharded, keep_only_main_replica=True)
         if copy:
@@ -167,7 +167,7 @@ def load_sharded(state: dict[str, Any], folder: str | Path) -> dict[str, Any]:
     ensure_process_group()
     from megatron.core import dist_checkpointing
 
-    with _readable(folder), on_available_device(), _quiet():
+    with _readable(folder), on_available_device(), warnings.catch_warnings(action="ignore"):
         return dict(
             dist_checkpointing.load(
                 state, str(folder), sharded_strategy=_load_strategy(), validate_access_integrity=False
@@ -192,7 +192,7 @@ def load_tensors(state: dict[str, Any], folder: str | Path, *, alone: bool = Fal
 
     ensure_process_group()
     no_dist = alone or dist.get_world_size() == 1
-    with _readable(folder), _quiet():
+    with _readable(folder), warnings.catch_warnings(action="ignore"):
         checkpoint.load(  # type: ignore[attr-defined]
             state, storage_reader=_record_reader(str(folder)), no_dist=no_dist
         )
@@ -270,14 +270,6 @@ def _add_corners(corners: Counter[tuple[int, ...]], offsets: Sequence[int], size
     for ends in product((0, 1), repeat=len(sizes)):
         corner = tuple(offset + end * size for offset, end, size in zip(offsets, ends, sizes, strict=True))
         corners[corner] += sign * (-1) ** sum(ends)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the deprecation and single-process notices of torch.distributed.checkpoint."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _file_writer(folder: str) -> Any:

@@ -105,11 +105,8 @@ def merge(parameter: Parameter, tensors: Sequence[torch.Tensor], architecture: A
         return tensors[0]
     if parameter.layout is Layout.GATE_UP:
         return torch.cat(list(tensors))
-    if parameter.layout is Layout.EXPERTS:
-        return torch.stack(list(tensors))
-    if parameter.layout is Layout.EXPERTS_GATE_UP:
-        inner, hidden = tensors[0].shape
-        return torch.stack(list(tensors)).view(-1, 2 * inner, hidden)
+    if parameter.of_experts:
+        return torch.stack(list(tensors)).view(-1, *megatron_shape(parameter)[1:])
     groups = architecture.num_key_value_heads
     tail = tensors[0].shape[1:]
     # [groups, heads of the group · head_dim, …]: a group's rows are its query heads, its key, its value.
@@ -124,11 +121,9 @@ def split(parameter: Parameter, tensor: torch.Tensor, architecture: Architecture
         return [(parameter.hf_names[0], tensor)]
     if parameter.layout is Layout.GATE_UP:
         return list(zip(parameter.hf_names, tensor.chunk(2), strict=True))
-    if parameter.layout is Layout.EXPERTS:
-        return list(zip(parameter.hf_names, tensor.unbind(), strict=True))
-    if parameter.layout is Layout.EXPERTS_GATE_UP:
-        halves = tensor.view(len(parameter.hf_names), -1, tensor.shape[-1])
-        return list(zip(parameter.hf_names, halves.unbind(), strict=True))
+    if parameter.of_experts:
+        each = tensor.view(len(parameter.hf_names), -1, tensor.shape[-1])
+        return list(zip(parameter.hf_names, each.unbind(), strict=True))
     width, heads = architecture.head_dim, architecture.query_heads_per_group
     tail = tensor.shape[1:]
     grouped = tensor.view(architecture.num_key_value_heads, (heads + 2) * width, *tail)
@@ -142,10 +137,7 @@ def shard(parameter: Parameter, tensor: torch.Tensor, rank: int, size: int) -> t
 
     if size == 1 or parameter.tp_dim is None:
         return tensor
-    if parameter.layout is Layout.GATE_UP:
-        return torch.cat([half.chunk(size)[rank] for half in tensor.chunk(2)])
-    if parameter.layout is Layout.PARTS:
-        rows = [rows for _, rows in parameter.parts]
+    if rows := _rows_of_parts(parameter):
         return torch.cat([part.chunk(size)[rank] for part in torch.split(tensor, rows)])
     return tensor.chunk(size, dim=parameter.tp_dim)[rank]
 
@@ -156,14 +148,17 @@ def unshard(parameter: Parameter, shards: Sequence[torch.Tensor]) -> torch.Tenso
 
     if len(shards) == 1 or parameter.tp_dim is None:
         return shards[0]
-    if parameter.layout is Layout.GATE_UP:
-        halves = [piece.chunk(2) for piece in shards]
-        return torch.cat([half[0] for half in halves] + [half[1] for half in halves])
-    if parameter.layout is Layout.PARTS:
-        rows = [rows // len(shards) for _, rows in parameter.parts]
+    if rows := [rows // len(shards) for rows in _rows_of_parts(parameter)]:
         by_part = zip(*(torch.split(piece, rows) for piece in shards), strict=True)
         return torch.cat([piece for part in by_part for piece in part])
     return torch.cat(list(shards), dim=parameter.tp_dim)
+
+
+def _rows_of_parts(parameter: Parameter) -> list[int]:
+    """Of what is cut by itself; none where a parameter is cut as a whole."""
+    if parameter.layout is Layout.GATE_UP:
+        return [shape[0] for shape in parameter.hf_shapes]
+    return [rows for _, rows in parameter.parts]
 
 
 def of_mtp(parameter: Parameter, architecture: Architecture) -> bool:

@@ -33,8 +33,7 @@ def load_megatron_core() -> None:
     try:
         sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
         torch.compile = lambda function=None, **_: function or (lambda inner: inner)  # type: ignore[assignment]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns about Apex and Transformer Engine, which it does without
+        with warnings.catch_warnings(action="ignore"):  # about Apex and Transformer Engine, which it does without
             import megatron.core.dist_checkpointing
             import megatron.core.models.gpt
             import megatron.core.transformer.attention  # noqa: F401  it would look for Transformer Engine later

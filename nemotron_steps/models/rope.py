@@ -1,7 +1,7 @@
 """Rotary position frequencies of every supported scaling, in float32 on CPU.
 
-Formulas: RoFormer (arXiv 2104.09864), YaRN (arXiv 2309.00071), and the Llama 3.1 release for `llama3`. Written to
-give the same float32 numbers as Hugging Face's models, so that converted checkpoints agree to rounding.
+Formulas: RoFormer (arXiv 2104.09864), YaRN (arXiv 2309.00071), and the Llama 3.1 release for `llama3`, in the order of
+Hugging Face's models, so that converted checkpoints agree to rounding.
 """
 
 from __future__ import annotations
@@ -26,9 +26,16 @@ def inverse_frequencies(architecture: Architecture) -> tuple[torch.Tensor, float
         return plain, 1.0
     if scaling.rope_type == "linear":
         return plain / scaling.factor, 1.0
-    if scaling.rope_type == "llama3":
-        return _llama3(plain, scaling), 1.0
-    return _yarn(plain, scaling, dim, theta)
+    original = scaling.original_max_position_embeddings
+    assert original is not None
+    if scaling.rope_type == "yarn":
+        return _yarn(plain, scaling, original, dim, theta)
+    wavelength, low, high = 2 * math.pi / plain, scaling.low_freq_factor, scaling.high_freq_factor
+    scaled = torch.where(wavelength > original / low, plain / scaling.factor, plain)
+    smooth = (original / wavelength - low) / (high - low)
+    smoothed = (1 - smooth) * scaled / scaling.factor + smooth * scaled
+    is_medium = ~(wavelength < original / high) & ~(wavelength > original / low)
+    return torch.where(is_medium, smoothed, scaled), 1.0
 
 
 def cos_sin(architecture: Architecture, length: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,24 +48,10 @@ def cos_sin(architecture: Architecture, length: int) -> tuple[torch.Tensor, torc
     return angles.cos() * factor, angles.sin() * factor
 
 
-def _llama3(plain: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+def _yarn(
+    plain: torch.Tensor, scaling: RopeScaling, original: int, dim: int, theta: float
+) -> tuple[torch.Tensor, float]:
     import torch
-
-    assert scaling.original_max_position_embeddings is not None
-    original = scaling.original_max_position_embeddings
-    wavelength = 2 * math.pi / plain
-    scaled = torch.where(wavelength > original / scaling.low_freq_factor, plain / scaling.factor, plain)
-    smooth = (original / wavelength - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    smoothed = (1 - smooth) * scaled / scaling.factor + smooth * scaled
-    is_medium = ~(wavelength < original / scaling.high_freq_factor) & ~(wavelength > original / scaling.low_freq_factor)
-    return torch.where(is_medium, smoothed, scaled)
-
-
-def _yarn(plain: torch.Tensor, scaling: RopeScaling, dim: int, theta: float) -> tuple[torch.Tensor, float]:
-    import torch
-
-    assert scaling.original_max_position_embeddings is not None
-    original = scaling.original_max_position_embeddings
 
     def correction_dim(rotations: float) -> float:
         return (dim * math.log(original / (rotations * 2 * math.pi))) / (2 * math.log(theta))

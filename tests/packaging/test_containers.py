@@ -48,22 +48,18 @@ def test_a_dockerfile_is_well_formed_and_copies_what_is_there(file: Path) -> Non
             assert "apt-get install" not in rest or ("rm -rf" in rest and "--no-install-recommends" in rest)
 
 
-def test_images_install_the_versions_the_project_names() -> None:
+def test_images_install_the_versions_and_extras_the_project_names() -> None:
     makefile, project = (ROOT / "Makefile").read_text(), (ROOT / "pyproject.toml").read_text()
     cpu, cuda = ((ROOT / "containers" / f"Dockerfile.{kind}").read_text() for kind in ("cpu", "cuda"))
     torch = re.search(r"torch==[\d.]+", makefile)
     vllm = re.search(r'^vllm = \["(.*)"\]', project, re.MULTILINE)
     assert torch is not None and torch[0] in cpu
     assert vllm is not None and f"'{vllm[1]}'" in cuda
-
-
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_images_install_extras_that_there_are(kind: str) -> None:
-    """Public blends point to questions in Parquet files, and env.toml may ask for either mirror."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    found = re.search(r"'\.\[([\w,]+)\]'", (ROOT / "containers" / f"Dockerfile.{kind}").read_text())
-    assert found is not None
-    assert {"data", "tensorboard", "wandb"} <= set(found[1].split(",")) <= set(extras)
+    extras = tomllib.loads(project)["project"]["optional-dependencies"]
+    for text in (cpu, cuda):  # public blends point to questions in Parquet files; env.toml may ask for either mirror
+        found = re.search(r"'\.\[([\w,]+)\]'", text)
+        assert found is not None
+        assert {"data", "tensorboard", "wandb"} <= set(found[1].split(",")) <= set(extras)
 
 
 def test_what_an_image_calls_of_this_project_is_there() -> None:
@@ -193,7 +189,6 @@ CONFIGS = [
     ("stage1_rlvr.yaml", "defaults: [swe1]\ngrpo: {seed: '${mul:617,2}'}\n", "rl/nemo_rl/swe -c"),
     ("a b.yaml", f"defaults: [tiny]  # rlvr1\n{GENRM}\n", "rl/nemo_rl/rlhf -c"),
     ("rlhf/config.txt", "defaults:\n  - rlvr2\ncheckpointing: {metric_name: swe1}\n", "rl/nemo_rl/rlvr -c"),
-    ("../swe2/a/config.yaml", "defaults: [tiny]\n", "rl/nemo_rl/swe -c"),
 ]
 
 
@@ -221,9 +216,7 @@ REFUSED = [
     ({"PATH": "/usr/bin:/bin"}, "there is no nemotron on PATH"),
     ({"EXTRA_MOUNTS": "/a:/a, /lustre"}, "EXTRA_MOUNTS: '/lustre' must be HOST:CONTAINER, as in /lustre:/lustre"),
     ({"CONFIG_PATH": "empty_rlvr.yaml"}, "CONFIG_PATH=empty_rlvr.yaml is empty"),
-    ({"CONFIG_PATH": "/home/me/exp/stage3_rlhf.yaml"}, "CONFIG_PATH=/home/me/exp/stage3_rlhf.yaml is neither"),
     ({"CONFIG_PATH": "../stage3_rlhf/config/small.yaml"}, "CONFIG_PATH=../stage3_rlhf/config/small.yaml is neither"),
-    ({"CONFIG_PATH": "exp/stage3_rlhf.yaml"}, "CONFIG_PATH=exp/stage3_rlhf.yaml is neither a file nor a published"),
     ({"CONFIG_PATH": "a.yaml"}, "CONFIG_PATH=a.yaml is neither a file nor a published config: stage1_rlvr.yaml, "),
     ({"CONFIG_PATH": "../images/sandbox.sif"}, "neither its content nor its name says the stage"),
     ({"SANDBOX_CONTAINER": "../images/none.sif"}, "SANDBOX_CONTAINER=../images/none.sif: there is no such file"),

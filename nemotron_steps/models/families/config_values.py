@@ -69,17 +69,17 @@ class ConfigValues:
 
     def listed(self, name: str) -> Sequence[Any]:
         """The list under a key, empty where that is missing or null; ArtifactError for anything else."""
-        value = self._config.get(name)
-        if not isinstance(value, list | tuple | None):
-            raise self.refusal(f"{self._prefix}{name} is malformed", "a list", written(value))
-        return value or ()
+        return self._of(name, list | tuple, "a list") or ()
 
     def under(self, name: str) -> Mapping[str, Any]:
         """The keys under a key, none where that is missing or null; ArtifactError for anything else."""
+        return self._of(name, Mapping, "an object") or {}
+
+    def _of(self, name: str, kind: Any, called: str) -> Any:
         value = self._config.get(name)
-        if not isinstance(value, Mapping | None):
-            raise self.refusal(f"{self._prefix}{name} is malformed", "an object", written(value))
-        return value or {}
+        if not isinstance(value, kind | None):
+            raise self.refusal(f"{self._prefix}{name} is malformed", called, written(value))
+        return value
 
     def refusal(self, what: str, expected: str, found: str, *mends: str) -> ArtifactError:
         """The error for values that a model cannot have."""

@@ -111,25 +111,18 @@ def _read_rope(config: Mapping[str, Any], values: ConfigValues, where: str) -> t
 
 
 def _read_scaling(rope_type: str, stated: Mapping[str, Any], rope: ConfigValues, values: ConfigValues) -> RopeScaling:
-    def number(name: str, default: float, most: float = sys.float_info.max) -> float:
-        return rope.number(name, default, least=0, most=most, nullable=False)
-
-    def optional(name: str, least: float = -math.inf) -> float | None:
-        return None if stated.get(name) is None else rope.number(name, 0.0, least=least)
-
+    numbers: dict[str, Any] = {}
+    for name in ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
+        most = LARGEST if name == "factor" else sys.float_info.max
+        numbers[name] = rope.number(name, getattr(RopeScaling, name), least=0, most=most, nullable=False)
+    for name, least in (("attention_factor", 0), ("mscale", -math.inf), ("mscale_all_dim", -math.inf)):
+        if stated.get(name) is not None:
+            numbers[name] = rope.number(name, 0.0, least=least)
+    original, longest = "original_max_position_embeddings", values.count("max_position_embeddings")
     return RopeScaling(
         rope_type=rope_type,
-        factor=number("factor", RopeScaling.factor, LARGEST),
-        low_freq_factor=number("low_freq_factor", RopeScaling.low_freq_factor),
-        high_freq_factor=number("high_freq_factor", RopeScaling.high_freq_factor),
-        original_max_position_embeddings=rope.count(
-            "original_max_position_embeddings", default=values.count("max_position_embeddings")
-        ),
-        beta_fast=number("beta_fast", RopeScaling.beta_fast),
-        beta_slow=number("beta_slow", RopeScaling.beta_slow),
-        attention_factor=optional("attention_factor", 0),
-        mscale=optional("mscale"),
-        mscale_all_dim=optional("mscale_all_dim"),
+        **numbers,
+        original_max_position_embeddings=rope.count(original, default=longest),
         truncate=rope.flag("truncate", default=RopeScaling.truncate),
     )
 

@@ -211,8 +211,7 @@ class EmbeddedGenerator:
                 running.group.prefix = None
                 running.versions.append((self._batch.column - running.answer + 1, version))
         if self._recompute and self._rows:
-            with torch.inference_mode():
-                self._refill()
+            self._refill()
         return WeightSyncReport(version, time.perf_counter() - begin, received)
 
     def finish_generation(self) -> None:
@@ -233,6 +232,7 @@ class EmbeddedGenerator:
         self._unfinished.clear()
         del self._decoder, self._batch, self._prompts, self._model
 
+    @torch.inference_mode()
     def _refill(self) -> None:
         self._compact(force=True)
         batch = self._batch

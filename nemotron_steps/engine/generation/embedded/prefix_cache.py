@@ -121,7 +121,11 @@ class PrefixCache:
         shared: set[tuple[int, ...]] = set()
         for prompt, keys in missing.items():
             worth = [b for b in range(len(keys), 0, -1) if (counts[keys[b - 1]] - 1) * b * BLOCK >= _WORTHWHILE_TOKENS]
-            if worth and not self._knows(prompt, keys, worth[0]):
+            if worth and self._model.recurrent:
+                known = self._longest_end(prompt, keys, {})[1] >= worth[0] * BLOCK
+            else:
+                known = not worth or keys[worth[0] - 1] in self._index
+            if not known:
                 shared.add(prompt[: worth[0] * BLOCK])
         # Held until the prompts are fed, however small the cache.
         held = self.compute(shared) if shared else {}
@@ -169,12 +173,6 @@ class PrefixCache:
                     chosen[prompt] = known[key] = prompt.cut(blocks, key)
                     break
         return [chosen[prompt] for prompt in prompts]
-
-    def _knows(self, prompt: tuple[int, ...], keys: list[int], blocks: int) -> bool:
-        """Whether a prompt can be fed from behind its first blocks, or further on."""
-        if not self._model.recurrent:
-            return keys[blocks - 1] in self._index
-        return self._longest_end(prompt, keys, {})[1] >= blocks * BLOCK
 
     def _longest_past(
         self, prompt: tuple[int, ...], keys: list[int], held: dict[tuple[int, ...], Prefix]

@@ -16,9 +16,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,17 +32,6 @@ from nemotron_steps.models.megatron_core import ensure_process_group
 
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.policy import VllmConfig
-
-
-@dataclass
-class StartedEngine:
-    """vLLM's LLMEngine; whether the whole of it is in another process; the processes that weights go to, 0 where the
-    model is in this one; and whether its GPU memory can be given to others between generations."""
-
-    llm: Any
-    own_process: bool
-    workers: int
-    sleeps: bool
 
 
 def runs_elsewhere(config: VllmConfig) -> bool:
@@ -65,35 +53,34 @@ def start_engine(
     shares_device: bool,
     record_routed_experts: bool,
     options: Mapping[str, Any],
-) -> StartedEngine:
+) -> tuple[Any, bool, int, bool]:
     """Start vLLM. With `load` it reads the folder's weights; otherwise they come through the weight-transfer API.
 
-    Raises:
-        UnsupportedError: vLLM is not installed, cannot run this model here, or cannot record experts here.
-        ConfigError: an option does not exist in vLLM, or has a config key of its own.
-        ArtifactError: the weights that are read are not one model's, see WeightReader.
+    Returns its LLMEngine; whether the whole of it is in another process; the processes that weights go to, 0 where the
+    model is in this one; and whether its GPU memory can be given to others between generations.
+
+    UnsupportedError when it is not installed, or cannot do here what is asked; ConfigError for an option that does not
+    exist or has a config key of its own; ArtifactError for weights that are not one model's.
     """
     engine_args, engine, usage = _import_vllm(config)
     if load and any(hf_folder.glob("*.safetensors")):
         WeightReader(hf_folder)  # refuses weights of which vLLM would leave some out
-    if on_cpu():
-        _check_cpu_kernels(config, hf_folder)
-    _check_time_steps(hf_folder)
+    _check_model(config, hf_folder)
     if record_routed_experts:
         check_recording()
     parallel = config.tensor_parallel_size > 1
     elsewhere = runs_elsewhere(config)
     own_process = elsewhere and not parallel
-    if parallel:
-        # A worker that outlives the end of its engine, or of another worker, has nothing left to save.
-        os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
-        if on_cpu():
-            # Otherwise each is bound to a memory node of its own, and most machines have fewer nodes than workers.
-            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-            os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // config.tensor_parallel_size)))
+    if parallel and on_cpu():
+        # Otherwise each worker is bound to a memory node of its own, and most machines have fewer nodes than workers.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // config.tensor_parallel_size)))
     elif own_process:
-        os.environ.setdefault("VLLM_RPC_BASE_PATH", _private_folder())
-    else:
+        # For the sockets over which the processes of an engine talk: nobody else may enter it.
+        if "VLLM_RPC_BASE_PATH" not in os.environ:
+            os.environ["VLLM_RPC_BASE_PATH"] = tempfile.mkdtemp(prefix="nemotron_steps_vllm_")
+            atexit.register(shutil.rmtree, os.environ["VLLM_RPC_BASE_PATH"], ignore_errors=True)
+    elif not parallel:
         # vLLM would start torch.distributed in this process itself, on a TCP port that policies built later depend on.
         ensure_process_group()
     sleeps = own_process and shares_device and not on_cpu()
@@ -113,7 +100,7 @@ def start_engine(
     llm = engine.from_engine_args(
         engine_args(**arguments), usage_context=usage.LLM_CLASS, enable_multiprocessing=own_process
     )
-    return StartedEngine(llm, own_process, (config.tensor_parallel_size if parallel else 1) if elsewhere else 0, sleeps)
+    return llm, own_process, config.tensor_parallel_size if elsewhere else 0, sleeps
 
 
 def _import_vllm(config: VllmConfig) -> tuple[Any, Any, Any]:
@@ -122,6 +109,8 @@ def _import_vllm(config: VllmConfig) -> tuple[Any, Any, Any]:
         ("ENABLE_V1_MULTIPROCESSING", 0),  # `start_engine` says whether the engine has a process of its own
         ("LOGGING_LEVEL", "WARNING"),
         ("NO_USAGE_STATS", 1),
+        # A worker that outlives the end of its engine, or of another worker, has nothing left to save.
+        ("WORKER_SHUTDOWN_TIMEOUT_SECONDS", 1),
         ("CPU_KVCACHE_SPACE", max(1, round(config.kv_cache_space_gib))),
     ):
         os.environ.setdefault(f"VLLM_{name}", str(value))
@@ -147,6 +136,8 @@ def _conduct(hf_folder: Path, config: VllmConfig, max_total_length: int, *, else
     """vLLM's arguments for how much it does at once, how it samples, takes weights and runs its workers."""
     from vllm.config.weight_transfer import WeightTransferConfig
 
+    from nemotron_steps.engine.generation.vllm import worker  # registers the backends of weight transfer
+
     return {
         "max_num_seqs": config.max_num_seqs,
         "gpu_memory_utilization": config.gpu_memory_utilization,
@@ -156,7 +147,7 @@ def _conduct(hf_folder: Path, config: VllmConfig, max_total_length: int, *, else
         "max_num_batched_tokens": max(2048, max_total_length, config.max_num_seqs) if on_cpu() else None,
         # Not Ray's executor: the GPUs are this process's own, and its own children are enough to use them.
         "distributed_executor_backend": "mp" if config.tensor_parallel_size > 1 else None,
-        "worker_extension_cls": f"{__package__}.worker.WorkerExtension" if elsewhere else "",
+        "worker_extension_cls": f"{worker.__name__}.{worker.WorkerExtension.__name__}" if elsewhere else "",
         # A prompt cut in two is sampled twice, and vLLM takes the first draw back, which CPU random streams cannot.
         "enable_chunked_prefill": False if on_cpu() else None,
         # Of a hybrid, vLLM keeps prefixes only where it may cut prompts in two.
@@ -198,14 +189,6 @@ def _check_options(options: Mapping[str, Any], arguments: Mapping[str, Any], eng
             )
 
 
-@cache
-def _private_folder() -> str:
-    """For the sockets over which the processes of an engine talk: nobody else may enter it."""
-    folder = tempfile.mkdtemp(prefix="nemotron_steps_vllm_")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
 def on_cpu() -> bool:
     """Whether vLLM's platform here is the CPU."""
     from vllm.platforms import current_platform
@@ -219,9 +202,23 @@ def _is_hybrid(hf_folder: Path) -> bool:
     return family is not None and family.kind == "hybrid"
 
 
-def _check_cpu_kernels(config: VllmConfig, hf_folder: Path) -> None:
-    """UnsupportedError for heads and experts that vLLM has no CPU kernel for: it would compile for half a minute, then
-    fail sampling; or, with experts spread over CPU workers, end with a segmentation fault at the first step."""
+def _check_model(config: VllmConfig, hf_folder: Path) -> None:
+    """UnsupportedError for bounds of time steps, which vLLM leaves out; and for heads and experts that it has no CPU
+    kernel for: it would compile for half a minute, then fail sampling, or, with experts spread over CPU workers, end
+    with a segmentation fault at the first step."""
+    where, embedded = str(hf_folder / "config.json"), "policy.generation.backend=embedded"
+    hybrid = Architecture.from_folder(hf_folder) if _is_hybrid(hf_folder) else None
+    mamba = hybrid.mamba if hybrid is not None else None
+    if mamba is not None and bounds_time_steps(mamba.time_step_limit):
+        raise UnsupportedError(
+            "vLLM leaves out the time_step_limit that bounds the time steps of this model",
+            where=where,
+            expected="0 to infinity",
+            found=" to ".join(f"{bound:g}" for bound in mamba.time_step_limit),
+            hints=[embedded],
+        )
+    if not on_cpu():
+        return
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     model = json.loads((hf_folder / "config.json").read_text(encoding="utf-8"))
@@ -232,21 +229,21 @@ def _check_cpu_kernels(config: VllmConfig, hf_folder: Path) -> None:
     if size is not None and size not in sizes:
         raise UnsupportedError(
             "vLLM on CPU has no attention kernel for heads of this size",
-            where=str(hf_folder / "config.json"),
+            where=where,
             expected=f"head_dim {', '.join(str(each) for each in sizes)}",
             found=f"head_dim {size}",
             hints=[
-                "policy.generation.backend=embedded",
+                embedded,
                 "'inputs.policy.overrides=[\"from_scratch.head_dim=32\"]'   # a tiny policy with larger heads",
             ],
         )
-    if _is_hybrid(hf_folder) and Architecture.from_folder(hf_folder).is_moe:
+    if hybrid is not None and hybrid.is_moe:
         raise UnsupportedError(
             "vLLM on CPU has no kernel for experts without a gate",
-            where=str(hf_folder / "config.json"),
+            where=where,
             expected="a hybrid of M, * and - layers, or a GPU",
-            found=Architecture.from_folder(hf_folder).pattern,
-            hints=["policy.generation.backend=embedded"],
+            found=hybrid.pattern,
+            hints=[embedded],
         )
     if config.expert_parallel_size > 1:
         raise UnsupportedError(
@@ -255,19 +252,6 @@ def _check_cpu_kernels(config: VllmConfig, hf_folder: Path) -> None:
             expected="1: tensor parallelism cuts every expert instead",
             found=str(config.expert_parallel_size),
             hints=["policy.generation.vllm_cfg.expert_parallel_size=1"],
-        )
-
-
-def _check_time_steps(hf_folder: Path) -> None:
-    """UnsupportedError for a model whose time steps are bounded: vLLM bounds none, and would sample from another."""
-    mamba = Architecture.from_folder(hf_folder).mamba if _is_hybrid(hf_folder) else None
-    if mamba is not None and bounds_time_steps(mamba.time_step_limit):
-        raise UnsupportedError(
-            "vLLM leaves out the time_step_limit that bounds the time steps of this model",
-            where=str(hf_folder / "config.json"),
-            expected="0 to infinity",
-            found=" to ".join(f"{bound:g}" for bound in mamba.time_step_limit),
-            hints=["policy.generation.backend=embedded"],
         )
 
 

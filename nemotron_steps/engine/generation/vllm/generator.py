@@ -102,7 +102,7 @@ class VllmGenerator:
         self._sequences: dict[str, _Sequence] = {}
         self._mixtures = Architecture.from_folder(hf_folder).mixtures if record_routed_experts else ()
         with left_to_us(), waiting(f"vLLM to start with {hf_folder}"):
-            started = start_engine(
+            self._engine, self._own_process, workers, self._sleeps = start_engine(
                 hf_folder,
                 config,
                 max_total_length=max_total_length,
@@ -113,11 +113,10 @@ class VllmGenerator:
                 record_routed_experts=record_routed_experts,
                 options=options or {},
             )
-        self._engine, self._own_process, self._sleeps = started.llm, started.own_process, started.sleeps
         self._seed_requests = on_cpu() if config.seed_requests is None else config.seed_requests
-        self._to_workers = (
-            WorkersTransfer(self._engine, started.workers, own_process=self._own_process) if started.workers else None
-        )
+        self._to_workers: WorkersTransfer | None = None
+        if workers:
+            self._to_workers = WorkersTransfer(self._engine, workers, own_process=self._own_process)
         try:
             if isinstance(weights, ChannelHandles):
                 self.open_channel(weights)
