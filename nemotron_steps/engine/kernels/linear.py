@@ -28,7 +28,7 @@ def linear_forward(states: Tensor, weight: Tensor, plus: Tensor | None = None) -
 
 
 def outer_product(left: Tensor, right: Tensor) -> Tensor:
-    """leftᵀ right, of [T, m] and [T, n]: the gradient of a weight. [m, n]. Call without gradients."""
+    """leftᵀ right, of [T, m] and [T, n]: the gradient of a weight."""
     if not _by_onednn(left):
         return left.t() @ right
     # The operator copies its first operand when that is transposed, so the smaller one goes first.
@@ -57,7 +57,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _MainGradLinear(torch.autograd.Function):
-    """The weight's gradient goes into its float32 `main_grad` (Megatron's gradient accumulation fusion)."""
+    """The weight's gradient goes into its float32 `main_grad`."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -84,7 +84,7 @@ def _has_onednn() -> bool:
 
 
 def row_multiple(device: torch.device, dtype: torch.dtype) -> int:
-    """What to round varying numbers of rows to: oneDNN generates code for every shape, for 0.4 ms."""
+    """What to round numbers of rows to: oneDNN generates code for every shape."""
     return 64 if uses_onednn(device, dtype) else 1
 
 

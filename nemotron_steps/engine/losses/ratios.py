@@ -53,7 +53,7 @@ TruncationType = Literal["tis", "icepop", "seq-mask-tis"]
 
 @dataclass(frozen=True)
 class ImportanceWeights:
-    """Weights, [n, T] or one per sequence [n, 1]; 1 where one was cut or dropped, None without truncation."""
+    """Weights, [n, T] or [n, 1]; and 1 where one was cut or dropped."""
 
     weights: torch.Tensor
     out_of_bounds: torch.Tensor | None
@@ -66,7 +66,7 @@ def importance_weights(
     *,
     sequence_level: bool = False,
 ) -> torch.Tensor:
-    """exp(lp_prev - lp_gen) per token [n, T], or over trained tokens per sequence [n, 1]; 0 where not finite."""
+    """exp(lp_prev - lp_gen) per token, or over a sequence [n, 1]; 0 where not finite."""
     difference = torch.where(mask > 0, prev_logprobs - generation_logprobs, torch.zeros_like(prev_logprobs))
     if sequence_level:
         difference = difference.sum(dim=-1, keepdim=True)
@@ -111,7 +111,7 @@ def truncate_weights(
 def sequence_logprob_error(
     prev_logprobs: torch.Tensor, generation_logprobs: torch.Tensor, token_mask: torch.Tensor
 ) -> torch.Tensor:
-    """mean_t exp|lp_gen - lp_prev| of each sequence, [n]: 1 when both agree, infinite where a logprob is not finite."""
+    """mean_t exp|lp_gen - lp_prev| of each sequence, [n]: 1 when both agree."""
     error = (generation_logprobs - prev_logprobs).abs().exp()
     error = torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf)
     return sequence_means(error, token_mask.float())

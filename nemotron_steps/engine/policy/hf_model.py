@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from nemotron_steps.engine.losses.loss import SampledFrom
-from nemotron_steps.engine.policy.logprob import linear_logprobs
+from nemotron_steps.engine.policy.logprob import OutputLayer, linear_logprobs
 from nemotron_steps.errors import ArtifactError, UnsupportedError, fetch_again
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import WeightReader, two_for_one
@@ -38,9 +38,8 @@ class LogprobModel(torch.nn.Module):
         hidden = self.hf.model(input_ids=input_ids, use_cache=False).last_hidden_state
         chosen = hidden.flatten(0, 1).index_select(0, source)
         weight = self.hf.get_output_embeddings().weight
-        return linear_logprobs(
-            chosen.to(weight.dtype), weight, targets, chunk=self.chunk, sampled_from=self.sampled_from
-        )
+        layer = OutputLayer(self.chunk, weight.shape[0])
+        return linear_logprobs(chosen.to(weight.dtype), weight, targets, layer, sampled_from=self.sampled_from)
 
 
 def load_hf_model(folder: Path, *, activation_checkpointing: bool) -> Any:
