@@ -125,13 +125,8 @@ class DTensorPolicy:
         return result
 
     def reference_logprobs(self, batch: TrainBatch) -> Tensor:
-        """The same under the frozen starting weights. EngineError when the policy was built without them."""
-        if self._reference is None:
-            raise EngineError(
-                "no reference weights are kept",
-                where="engine/policy/dtensor.py",
-                expected="DTensorPolicy(..., reference=True)",
-            )
+        """The same under the frozen starting weights."""
+        assert self._reference is not None, "built without reference=True"
         if self._adapters is not None:
             with self._adapters.off():
                 return self.logprobs(batch)

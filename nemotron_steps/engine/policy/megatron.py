@@ -45,7 +45,6 @@ from nemotron_steps.engine.policy.teacher_logprob import compared, linear_diverg
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.engine.schedules import learning_rate
 from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.errors import EngineError
 from nemotron_steps.models.adapters import AdapterBase, adapter_pairs, save_adapter
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.huggingface import WeightReader, save_hf_checkpoint
@@ -187,12 +186,7 @@ class MegatronPolicy:
 
     def reference_logprobs(self, batch: TrainBatch) -> Tensor:
         """The same under the frozen starting weights; their routers choose themselves."""
-        if self._reference is None:
-            raise EngineError(
-                "no reference weights are kept",
-                where="engine/policy/megatron.py",
-                expected="MegatronPolicy(..., reference=True)",
-            )
+        assert self._reference is not None, "built without reference=True"
         starting = without_adapters(self.model) if self.model.adapters else self._swapped(self._reference)
         with starting:
             return self.logprobs(dataclasses.replace(batch, routed_experts=None))
