@@ -24,7 +24,9 @@ def linear_forward(states: Tensor, weight: Tensor, plus: Tensor | None = None) -
     """states Wᵀ (+ plus), without gradients; with `plus` [rows, out], states are [rows, in]."""
     if not _by_onednn(states):
         return F.linear(states, weight) if plus is None else torch.addmm(plus, states, weight.t())
-    return _onednn(states, weight) if plus is None else _onednn_plus(states, weight, plus)
+    if plus is None:
+        return _onednn(states, weight)
+    return torch.ops.mkldnn._linear_pointwise.binary(states, plus, weight, None, "add")
 
 
 def outer_product(left: Tensor, right: Tensor) -> Tensor:
@@ -99,7 +101,3 @@ def _by_onednn(states: Tensor) -> bool:
 
 def _onednn(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
-
-
-def _onednn_plus(states: Tensor, weight: Tensor, plus: Tensor) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise.binary(states, plus, weight, None, "add")

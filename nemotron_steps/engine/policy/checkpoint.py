@@ -16,6 +16,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -154,9 +155,7 @@ _MODEL = "model"
 
 def save_model(shards: ModelShards, source: Path, folder: Path) -> None:
     """Weights, adapters added, and config and tokenizer from `source`. Collective."""
-    if shards.groups.rank == 0:
-        write_model_files(source, folder, carries=not shards.architecture.trains_mtp)
-    shards.groups.barrier()
+    written_by_rank_0(partial(write_model_files, source, folder, carries=not shards.architecture.trains_mtp))
     save_sharded({_MODEL: shards.sharded_state(shards.current, of=shards.parameters)}, folder / WEIGHTS)
 
 

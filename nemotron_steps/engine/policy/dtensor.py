@@ -169,7 +169,12 @@ class DTensorPolicy:
             sums = all_reduce_metric_sums(sums, self.data_group)
         metrics = finalize_metrics(sums, normalizers)
         self._agree_on_replicas()
-        norm = self._gradient_norm()
+        total = 0.0
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                own = torch.linalg.vector_norm(parameter.grad)
+                total += float(own.full_tensor() if isinstance(own, DTensor) else own) ** 2
+        norm = math.sqrt(total) if total >= 0 else math.nan
         refuse_non_finite(metrics.get("loss", 0.0), [norm], self.steps, "policy.optimizer.kwargs.lr")
         lr = self._learning_rate.at(self.steps)
         scale = min(1.0, self.config.max_grad_norm / (norm + 1e-6))
@@ -376,14 +381,6 @@ class DTensorPolicy:
                 gradient = _local(parameter.grad)
                 dist.all_reduce(gradient, group=group)
                 gradient.div_(self.mesh.size(1))
-
-    def _gradient_norm(self) -> float:
-        total = 0.0
-        for parameter in self.parameters:
-            if parameter.grad is not None:
-                norm = torch.linalg.vector_norm(parameter.grad)
-                total += float(norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2
-        return math.sqrt(total) if total >= 0 else math.nan
 
     def _state(self) -> dict[str, Tensor]:
         state = {}

@@ -70,7 +70,10 @@ def load_hf_model(folder: Path, *, activation_checkpointing: bool) -> Any:
             found=type(hf).__name__,
             hints=("policy.dtensor_cfg.enabled=false   # the megatron policy, for the families that it knows",),
         )
-    _bound_time_steps(hf, folder)
+    mamba = Architecture.from_folder(folder).mamba if hf.config.model_type == "nemotron_h" else None
+    for layer in hf.model.layers:
+        if mamba is not None and hasattr(layer.mixer, "time_step_limit"):  # as generators bound them
+            layer.mixer.time_step_limit = mamba.time_step_limit
     _check_output_layer(hf.eval(), folder)
     hf.train()
     if activation_checkpointing:
@@ -171,12 +174,3 @@ def checkpoint_tensors(name: str, tensor: Tensor, family: str) -> Iterator[tuple
         else:
             for part, half in zip(("gate", "up"), weight.chunk(2), strict=True):
                 yield f"{stem}.{expert}.{part}_proj.weight", half
-
-
-def _bound_time_steps(hf: Any, folder: Path) -> None:
-    """Bound Mamba-2's time steps as generators do, by time_step_limit."""
-    if hf.config.model_type == "nemotron_h":
-        mamba = Architecture.from_folder(folder).mamba
-        for layer in hf.model.layers:
-            if mamba is not None and hasattr(layer.mixer, "time_step_limit"):
-                layer.mixer.time_step_limit = mamba.time_step_limit

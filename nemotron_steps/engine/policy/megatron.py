@@ -200,7 +200,8 @@ class MegatronPolicy:
             NonFiniteLossError: the loss or the gradient is NaN or infinite; weights and optimizer are unchanged.
         """
         normalizers = count_normalizers(batch)
-        self.optimizer.zero_gradients()
+        for buffer in self.buffers:
+            buffer.start_gradients()
         metrics = self._accumulate(batch, normalizers)
         for buffer in self.buffers:
             self.shards.reduce_embedding_gradient(buffer)

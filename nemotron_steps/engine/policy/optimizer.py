@@ -63,11 +63,6 @@ class FlatAdamW:
                 }
             )
 
-    def zero_gradients(self) -> None:
-        """Start a new global batch."""
-        for buffer in self.buffers:
-            buffer.start_gradients()
-
     def gradient_norms(self) -> list[float]:
         """Of the reduced gradient of each clip group over the whole model. Collective."""
         return [self._norm(group) for group in self._clip_groups]
