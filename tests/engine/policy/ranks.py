@@ -295,9 +295,7 @@ def steps(policy: Any, batches: list[Any]) -> tuple[dict[str, Any], dict[str, to
     assert torch.equal(policy.reference_logprobs(first), before)
     found["after"] = policy.logprobs(first).tolist()
     live = policy.shards.hf_tensors() if hasattr(policy, "shards") else policy.weights()
-    # Where blocks predict ahead, Adam makes more of a gradient's rounding than is told by rounding inputs.
-    only = "correction_bias" if policy.config.megatron_cfg.mtp_num_layers else ""
-    return found, tensors | {name: tensor.clone() for name, tensor in live if name.endswith(only)}
+    return found, tensors | {name: tensor.clone() for name, tensor in live}
 
 
 def alone(name: str, folder: Path, *batches: Any) -> dict[str, Any]:
