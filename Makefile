@@ -63,7 +63,7 @@ unit-numeric: setup-test
 # A sample of them as on the least x86-64, whatever this host is: ATen's, oneDNN's, MKL's and our own kernels.
 OTHER_ISA := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE \
 	CC=$(CURDIR)/scripts/gcc_x86_64.sh
-SAMPLE := $(addprefix tests/engine/,losses policy/test_megatron.py policy/test_dtensor.py policy/test_lora_ranks.py \
+SAMPLE := $(addprefix tests/engine/,losses policy/test_megatron.py policy/test_dtensor.py policy/test_lora.py \
 	kernels/test_linear.py kernels/test_cpu_layers.py policy/moe supervised/test_dpo.py \
 	generation/embedded/test_native.py) tests/steps/test_golden.py
 

@@ -90,7 +90,7 @@ def load(command: Sequence[str], folder: Path) -> ctypes.CDLL:
 
 
 def build(command: Sequence[str], folder: Path) -> Path:
-    """The compiled kernels in `folder`, compiled now unless they are there. OSError where others may write there."""
+    """The compiled kernels in `folder`; OSError where others may write there."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _refuse_shared(folder)
     flags = _FLAGS + (_WIDE if platform.machine() == "x86_64" else ())
@@ -116,13 +116,9 @@ def _load_for_this_process(command: Sequence[str]) -> ctypes.CDLL:
 def _compile(command: Sequence[str], flags: Sequence[str], result: Path) -> None:
     sources = sorted(_SOURCES.glob("*.c"))
     objects = [str(result.with_name(f"{source.stem}.o")) for source in sources]
+    compiling = [(*command, *flags, "-c", str(source), "-o", to) for source, to in zip(sources, objects, strict=True)]
     with ThreadPoolExecutor() as pool:
-        tasks = [
-            pool.submit(_run, *command, *flags, "-c", str(source), "-o", target)
-            for source, target in zip(sources, objects, strict=True)
-        ]
-        for task in tasks:
-            task.result()
+        list(pool.map(lambda words: _run(*words), compiling))
     # Not linked to a libgomp: the threads must be those of torch, whose libgomp the process has loaded.
     _run(*command, "-shared", "-o", str(result), *objects, "-lm")
 
@@ -145,7 +141,7 @@ def _is_own_file(path: Path) -> bool:
 
 
 def _fingerprint(command: Sequence[str], flags: Sequence[str]) -> str:
-    """Of everything that the library depends on; folders of users may be shared by machines of different kinds."""
+    """Of everything that the library depends on, the machine included."""
     digest = hashlib.sha256()
     for source in sorted([*_SOURCES.glob("*.c"), *_SOURCES.glob("*.h")]):
         digest.update(source.read_bytes())
@@ -163,7 +159,7 @@ def _processor() -> str:
 
 
 def _run(*command: str) -> str:
-    """What a command of the compiler prints; UnsupportedError where it fails, hangs or is not there."""
+    """What a command prints; UnsupportedError where it fails, hangs or is not there."""
     try:
         with waiting(f"{command[0]} to compile the kernels for CPU", _SECONDS):
             done = subprocess.run(

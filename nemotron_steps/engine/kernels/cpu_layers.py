@@ -30,25 +30,8 @@ def runs_natively(states: Tensor) -> bool:
 
 
 def feed_forward(hidden: Tensor, norm: Tensor, up: Tensor, down: Tensor, eps: float, *, gated: bool = True) -> Tensor:
-    """The residual stream [..., H] after the MLP: norm [H], up [(2 ·) ffn, H] (gate, then up), down [H, ffn]."""
+    """The residual stream [..., H] after the MLP: up [(2 ·) ffn, H] (gate, then up), down [H, ffn]."""
     return _FeedForward.apply(hidden, norm, up, down, eps, gated)
-
-
-def attention_half(
-    hidden: Tensor,
-    norm: Tensor,
-    qkv: Tensor,
-    head_norm: Tensor | None,
-    out: Tensor,
-    cos_sin: Tensor,
-    spans: RowSpans,
-    eps: float,
-) -> Tensor:
-    """The residual stream [T, ..., H] after attention; where `runs_natively`.
-
-    qkv [h · (R + 2) · D, H]; head_norm [R + 1, D], of queries and key; out [H, h · R · D]; cos_sin [2, T, 1, 1, D].
-    """
-    return _AttentionHalf.apply(hidden, norm, qkv, head_norm, out, cos_sin, spans, eps)
 
 
 def native_attention(mixed: Tensor, norm: Tensor | None, cos_sin: Tensor, spans: RowSpans, eps: float) -> Tensor:
@@ -62,7 +45,7 @@ class _FeedForward(torch.autograd.Function):
         unit, scale = rms_normalize(hidden.flatten(0, -2), eps)
         folded = up * norm
         inner = linear_forward(unit, folded)
-        activated = swiglu(inner) if gated else squared_relu(inner)
+        activated = swiglu(inner) if gated else inner.relu_() * inner
         ctx.gated = gated
         ctx.save_for_backward(unit, scale, inner, activated, folded, norm, up, down)
         return linear_forward(activated, down, plus=hidden.flatten(0, -2)).view_as(hidden)
@@ -73,8 +56,8 @@ class _FeedForward(torch.autograd.Function):
         unit, scale, inner, activated, folded, norm, up, down = ctx.saved_tensors
         grad = grad_result.reshape(unit.shape)
         grad_down = outer_product(grad, activated)
-        through = swiglu_backward if ctx.gated else squared_relu_backward
-        grad_inner = through(inner, linear_forward(grad, down.t()))
+        grad_inner = linear_forward(grad, down.t())
+        grad_inner = swiglu_backward(inner, grad_inner) if ctx.gated else grad_inner.mul_(inner).mul_(2.0)
         grad_folded = outer_product(grad_inner, unit)
         grad_norm = torch.linalg.vecdot(grad_folded, up, dim=0)
         grad_hidden = rms_normalize_backward(linear_forward(grad_inner, folded.t()), unit, scale, plus=grad)
@@ -82,6 +65,11 @@ class _FeedForward(torch.autograd.Function):
 
 
 class _AttentionHalf(torch.autograd.Function):
+    """The residual stream [T, ..., H] after attention; where `runs_natively`.
+
+    qkv [h · (R + 2) · D, H]; head_norm [R + 1, D], of queries and key; out [H, h · R · D]; cos_sin [2, T, 1, 1, D].
+    """
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -120,6 +108,9 @@ class _AttentionHalf(torch.autograd.Function):
         return grad_hidden.view_as(grad_result), *grads, None, None, None
 
 
+attention_half = _AttentionHalf.apply
+
+
 class _NativeAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mixed: Tensor, norm: Tensor | None, cos_sin: Tensor, spans: RowSpans, eps: float) -> Tensor:
@@ -152,7 +143,7 @@ def rms_normalize(states: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def rms_normalize_backward(grad: Tensor, unit: Tensor, scale: Tensor, plus: Tensor) -> Tensor:
-    """Gradient of the states from that of the unit rows, which is overwritten, and `plus` added to it; all [T, W]."""
+    """Gradient of the states from that of the unit rows (overwritten), and `plus`."""
     kernels = library()
     if kernels is None:
         along = torch.linalg.vecdot(grad, unit).div_(-unit.shape[1]).unsqueeze(-1)
@@ -174,7 +165,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def swiglu_backward(gate_up: Tensor, grad: Tensor) -> Tensor:
-    """Gradient of gate_up [T, 2 · W] from that of the activated, [T, W], which may be overwritten."""
+    """Gradient of gate_up from that of the activated, which may be overwritten."""
     kernels = library()
     result = torch.empty_like(gate_up)
     if kernels is None:
@@ -185,17 +176,6 @@ def swiglu_backward(gate_up: Tensor, grad: Tensor) -> Tensor:
         return result
     kernels.swiglu_backward(_at(gate_up), _at(grad), _at(result), *_sizes(grad), _threads())
     return result
-
-
-def squared_relu(states: Tensor) -> Tensor:
-    """max(0, states)²; leaves max(0, states) in `states`, for `squared_relu_backward`."""
-    states.relu_()
-    return states * states
-
-
-def squared_relu_backward(positive: Tensor, grad: Tensor) -> Tensor:
-    """Gradient of the states from that of their squared_relu, which is overwritten, and what that left of them."""
-    return grad.mul_(positive).mul_(2.0)
 
 
 def _at(tensor: Tensor) -> c_void_p:
@@ -215,7 +195,7 @@ def _threads() -> c_int64:
 
 
 def attend(mixed: Tensor, norm: Tensor | None, cos_sin: Tensor, spans: RowSpans, eps: float) -> tuple[Tensor, Tensor]:
-    """Attention of mixed [T, h, R + 2, D], norm and rotation included: [T, h, R · D], and log-sum-exps [T, h, R]."""
+    """mixed [T, h, R + 2, D] → attended [T, h, R · D], and log-sum-exps [T, h, R]."""
     tokens, heads, slots, dim = mixed.shape
     attended = mixed.new_empty(tokens, heads, (slots - 2) * dim)
     lse = mixed.new_empty(tokens, heads, slots - 2)

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 
 def rms_norm(states: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """states / rms(states) · weight over the last dimension; weight broadcasts from the right."""
+    """states / rms(states) · weight over the last dimension."""
     if states.device.type == "cpu" and states.dtype is torch.float32:
         return _RmsNorm.apply(states, weight, eps)
     if weight.dim() == 1:
@@ -21,25 +21,15 @@ def rms_norm(states: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(states: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """states + added, and its RMSNorm over the last dimension: what every residual connection ends in."""
+    """states + added, and its RMSNorm over the last dimension."""
     if states.is_cuda:
         return _AddRmsNorm.apply(states, added, weight, eps)
     total = states + added
     return total, rms_norm(total, weight, eps)
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) · up, of a last dimension that holds gate, then up."""
-    return _SwiGlu.apply(gate_up)
-
-
-def squared_relu(states: Tensor) -> Tensor:
-    """max(0, states)²."""
-    return _SquaredRelu.apply(states)
-
-
 def activation(kind: str) -> tuple[Callable[[Tensor], Tensor], int]:
-    """What an MLP does between its products, and how many rows of the first make one of its inner width."""
+    """What an MLP does between its products, and its rows of the first to one of the second."""
     return (swiglu, 2) if kind == "swiglu" else (squared_relu, 1)
 
 
@@ -60,11 +50,6 @@ def split_heads(mixed: Tensor, scale: Tensor | None, cos_sin: Tensor, eps: float
     query_key = rotate(query_key, cos_sin)
     query = query_key[:, :, : slots - 2].reshape(tokens, groups * (slots - 2), width)
     return query, query_key[:, :, slots - 2], value
-
-
-def rotate(states: Tensor, cos_sin: Tensor) -> Tensor:
-    """Rotary position embedding, rotate-half convention. states [T, …, head_dim], cos_sin [2, T, 1, 1, head_dim]."""
-    return _Rotate.apply(states, cos_sin)
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -89,8 +74,6 @@ class _RmsNorm(torch.autograd.Function):
 
 
 class _AddRmsNorm(torch.autograd.Function):
-    """CUDA only."""
-
     @staticmethod
     def forward(ctx: Any, states: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         from nemotron_steps.engine.kernels.triton_kernels import add_rms_norm_forward
@@ -114,6 +97,8 @@ class _AddRmsNorm(torch.autograd.Function):
 
 
 class _SwiGlu(torch.autograd.Function):
+    """silu(gate) · up, of a last dimension that holds gate, then up."""
+
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         if gate_up.is_cuda:
@@ -149,6 +134,8 @@ class _SwiGlu(torch.autograd.Function):
 
 
 class _SquaredRelu(torch.autograd.Function):
+    """max(0, states)²."""
+
     @staticmethod
     def forward(ctx: Any, states: Tensor) -> Tensor:
         if states.is_cuda:
@@ -174,6 +161,8 @@ class _SquaredRelu(torch.autograd.Function):
 
 
 class _Rotate(torch.autograd.Function):
+    """Rotary embedding, rotate-half convention: states [T, …, head_dim], cos_sin [2, T, 1, 1, head_dim]."""
+
     @staticmethod
     def forward(ctx: Any, states: Tensor, cos_sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos_sin)
@@ -194,3 +183,6 @@ def turn(states: Tensor, cos_sin: Tensor, direction: float) -> Tensor:
     out[..., :half].addcmul_(states[..., half:], sine, value=-direction)
     out[..., half:].addcmul_(states[..., :half], sine, value=direction)
     return out
+
+
+swiglu, squared_relu, rotate = _SwiGlu.apply, _SquaredRelu.apply, _Rotate.apply

@@ -24,11 +24,13 @@ def linear_forward(states: Tensor, weight: Tensor, plus: Tensor | None = None) -
     """states Wᵀ (+ plus), without gradients; with `plus` [rows, out], states are [rows, in]."""
     if not _by_onednn(states):
         return F.linear(states, weight) if plus is None else torch.addmm(plus, states, weight.t())
-    return _onednn(states, weight) if plus is None else _onednn_plus(states, weight, plus)
+    if plus is None:
+        return _onednn(states, weight)
+    return torch.ops.mkldnn._linear_pointwise.binary(states, plus, weight, None, "add")
 
 
 def outer_product(left: Tensor, right: Tensor) -> Tensor:
-    """leftᵀ right, of [T, m] and [T, n]: the gradient of a weight. [m, n]. Call without gradients."""
+    """leftᵀ right, of [T, m] and [T, n]: the gradient of a weight."""
     if not _by_onednn(left):
         return left.t() @ right
     # The operator copies its first operand when that is transposed, so the smaller one goes first.
@@ -57,7 +59,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _MainGradLinear(torch.autograd.Function):
-    """The weight's gradient goes into its float32 `main_grad` (Megatron's gradient accumulation fusion)."""
+    """The weight's gradient goes into its float32 `main_grad`."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -84,7 +86,7 @@ def _has_onednn() -> bool:
 
 
 def row_multiple(device: torch.device, dtype: torch.dtype) -> int:
-    """What to round varying numbers of rows to: oneDNN generates code for every shape, for 0.4 ms."""
+    """What to round numbers of rows to: oneDNN generates code for every shape."""
     return 64 if uses_onednn(device, dtype) else 1
 
 
@@ -99,7 +101,3 @@ def _by_onednn(states: Tensor) -> bool:
 
 def _onednn(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
-
-
-def _onednn_plus(states: Tensor, weight: Tensor, plus: Tensor) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise.binary(states, plus, weight, None, "add")

@@ -1,4 +1,4 @@
-"""How long OpenMP's threads spin before they sleep. Nothing here may import torch: what is set counts when it loads."""
+"""How long OpenMP's threads spin before they sleep; to be set before torch loads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import MutableMapping
 
 SPIN_COUNT = 2000
-"""Iterations of libgomp, a few microseconds: without, a tiny model trains 1.6 times slower on idle cores."""
+"""Iterations of libgomp: without, a tiny model trains 1.6 times slower."""
 
 
 def bound_spinning(environment: MutableMapping[str, str] = os.environ) -> None:

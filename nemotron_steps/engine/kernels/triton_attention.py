@@ -126,7 +126,7 @@ def _backward_for_queries(
     query, key, value, out, lse, grad, grad_query, products, rows, tokens, scale, factor,
     KV_HEADS: tl.constexpr, SHARE: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """As `_forward`. products [H, T] gets each output's product with its gradient, which `_backward_for_keys` reads."""
+    """As `_forward`; products [H, T] get each output's product with its gradient."""
     head, fields = tl.program_id(0), rows + tl.program_id(2) * 6
     first = tl.program_id(1) * QUERIES
     start, length = tl.load(fields), tl.load(fields + 1)
@@ -253,7 +253,7 @@ def attention_backward(
     longest: int,
     grads: tuple[Tensor, Tensor, Tensor],
 ) -> None:
-    """Fill `grads`, of query, key and value, from the gradient [T, H, D] of `out`; the rest as in the forward pass."""
+    """Fill `grads`, of query, key and value, from the gradient [T, H, D] of `out`."""
     tokens, heads, width = query.shape
     kv_heads = key.shape[1]
     products = torch.empty_like(lse)

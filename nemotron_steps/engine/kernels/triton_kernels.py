@@ -90,7 +90,7 @@ def squared_relu_backward(states: Tensor, grad: Tensor) -> Tensor:
 
 
 _MOST_GROUPS = 2
-"""Of more, one after another in a program, the gradient of `split_heads` takes up to half as long again on an H200."""
+"""Of more in a program, the gradient takes up to half as long again."""
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -268,7 +268,6 @@ def split_heads(mixed: Tensor, scale: Tensor | None, cos_sin: Tensor, eps: float
 
 
 def _groups_each(groups: int) -> int:
-    """Groups that one program goes through, one after another."""
     return max(each for each in range(1, min(groups, _MOST_GROUPS) + 1) if groups % each == 0)
 
 

@@ -1,4 +1,4 @@
-"""Rows of unequal length one after another in flat tokens, as attention kernels take them, and laid out in cells."""
+"""Rows of unequal length in flat tokens, as attention kernels take them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RowSpans:
 
 
 def to_device(of: Moved, device: torch.device) -> Moved:
-    """A dataclass of tensors, nested or in tuples, on another device; but for its ON_CPU. Itself on the CPU."""
+    """A dataclass of tensors, nested or in tuples, on another device, but for its ON_CPU."""
     if device.type == "cpu":
         return of
 
@@ -75,7 +75,7 @@ def to_device(of: Moved, device: torch.device) -> Moved:
 
 
 def pad(tokens: Tensor, source: Tensor | None, cells: Tensor | None) -> Tensor:
-    """[tokens, …] → [cells, …]: `source` is the token of each cell, `cells` the cell of each token; None: the same."""
+    """[tokens, …] → [cells, …], by the token of each cell and the cell of each token."""
     if source is None:
         return tokens
     return _Pad.apply(tokens, source, cells)

@@ -1,1 +1,1 @@
-"""Pure functions of logprobs and advantages: losses, KL, importance ratios, their reduction and metrics."""
+"""Losses, KL, importance ratios, their reduction and metrics."""

@@ -56,7 +56,7 @@ class TeacherKl:
     def of_all(
         self, log_p: torch.Tensor, log_q: torch.Tensor, add: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Nats [n] over whole distributions, [n, rows] of this rank's vocabulary, and the gradient in its logits."""
+        """Nats [n] over whole distributions, and the gradient in this rank's logits."""
         weight, p, q, ratio = self.forward, log_p.exp(), log_q.exp(), log_p - log_q
         forward, reverse = add(torch.stack(((-q * ratio).sum(-1), (p * ratio).sum(-1))))
         value = weight * forward + (1 - weight) * reverse
@@ -105,7 +105,7 @@ class DistillationLoss(Loss):
         entropy: torch.Tensor | None = None,
         divergence: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, MetricSums]:
-        """As `Loss.__call__`; logprobs for metrics only, divergence [n, T] in nats, with gradient."""
+        """As `Loss.__call__`; divergence [n, T] in nats, with gradient."""
         if divergence is None:
             raise EngineError("distillation needs the divergence from a teacher", where="engine/losses/distillation.py")
         mask = loss_mask(batch.token_mask, batch.sample_mask)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SampledFrom:
-    """What rollouts are sampled from, given a policy's logits, and what its logprobs are of."""
+    """What rollouts are sampled from, and what a policy's logprobs are of."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -48,7 +48,7 @@ class SampledFrom:
 
 
 class Loss(ABC):
-    """A loss over logprobs. The attributes are what a policy plans its micro-batches and its output layer by."""
+    """A loss over logprobs."""
 
     rows_per_unit: int = 1  # consecutive rows read together: 2 for DPO's pairs
     gradient_needs_advantage: bool = False  # rows whose advantages are all 0 then have no gradient
@@ -70,7 +70,7 @@ class Loss(ABC):
 
 
 EPSILON = 1e-8
-"""Keeps an empty batch from dividing by zero; no float32 count of at least one is changed by it."""
+"""Keeps an empty batch from dividing by zero."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,14 @@ class LossNormalizers:
 
 
 def loss_mask(token_mask: torch.Tensor, sample_mask: torch.Tensor) -> torch.Tensor:
-    """float32 [n, T], which tokens are trained: [n, T] x [n], without column 0, which nothing predicts."""
+    """float32 [n, T], which tokens are trained; none of column 0, which nothing predicts."""
     mask = token_mask.float() * sample_mask.float().unsqueeze(-1)
     mask[:, :1] = 0.0
     return mask
 
 
 def count_normalizers(batch: TrainBatch) -> LossNormalizers:
-    """Counts of one batch. Sum them over micro-batches and data-parallel ranks before use."""
+    """Counts of one global batch."""
     mask = loss_mask(batch.token_mask, batch.sample_mask)
     return LossNormalizers(
         tokens=float(mask.sum(dtype=torch.float64)),
@@ -103,7 +103,7 @@ def counts(batch: TrainBatch, mask: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def masked_sum(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Sum of `values` where `mask` is non-zero, as a scalar. NaN and infinity under the mask do not leak."""
+    """Sum of `values` where `mask` is not 0; NaN and infinity elsewhere do not leak."""
     return torch.where(mask > 0, values * mask, torch.zeros_like(values)).sum()
 
 
@@ -130,7 +130,7 @@ MetricSums = dict[str, torch.Tensor]
 
 
 class MetricKind(StrEnum):
-    """How one metric combines over micro-batches and ranks; means are then divided by what is trained of the batch."""
+    """How one metric combines over micro-batches and ranks."""
 
     TOKEN_MEAN = "token_mean"
     SEQUENCE_MEAN = "sequence_mean"
@@ -177,7 +177,7 @@ def merge_metric_sums(parts: Iterable[Mapping[str, torch.Tensor]]) -> MetricSums
 
 
 def all_reduce_metric_sums(sums: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None = None) -> MetricSums:
-    """Combine sums over a data-parallel group: at most three collectives. Every rank must hold the same names."""
+    """Combine sums, of the same names on every rank, over a data-parallel group."""
     operations = {MetricKind.MINIMUM: dist.ReduceOp.MIN, MetricKind.MAXIMUM: dist.ReduceOp.MAX}
     by_operation: dict[dist.ReduceOp.RedOpType, list[str]] = {}
     for name in sorted(sums):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,15 +30,6 @@ from nemotron_steps.errors import EngineError
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.grpo import LossFnConfig
     from nemotron_steps.engine.types import TrainBatch
-
-
-@dataclass(frozen=True)
-class _Ratio:
-    """The factor that carries the gradient, before and after the clip, [n, T]."""
-
-    raw: torch.Tensor
-    clipped: torch.Tensor
-    is_ratio: bool  # False for REINFORCE, where the factor is the logprob itself
 
 
 class PolicyGradientLoss(Loss):
@@ -93,9 +83,9 @@ class PolicyGradientLoss(Loss):
         prev = _fill(prev, trained)
         advantages = _fill(batch.advantages, trained)
 
-        ratio = self._ratio(logprobs, prev, mask)
+        raw, clipped = self._ratio(logprobs, prev, mask)
         correction = self._correction(prev, generation, mask)
-        token_loss = self._token_loss(ratio, advantages, logprobs)
+        token_loss = self._token_loss(raw, clipped, advantages, logprobs)
         if config.use_importance_sampling_correction:
             token_loss = token_loss * correction.weights
         actor_loss = reduce_over_batch(token_loss, mask, normalizers, token_level=config.token_level_loss)
@@ -112,7 +102,8 @@ class PolicyGradientLoss(Loss):
             if self.sampled_from.truncated:
                 sums["outside_truncation"] = (whole - mask).sum()
             sums.update(mismatch_sums(prev, generation, mask, config.reference_policy_kl_type))
-            sums.update(_ratio_sums(ratio, mask, trained))
+            if not config.disable_ppo_ratio:  # else the factor is the logprob itself
+                sums.update(_ratio_sums(raw, clipped, mask, trained))
             sums.update(_correction_sums(correction, mask, batch.sample_mask))
             # Entropy over the generator's samples, reweighted to the current policy.
             reweighting = importance_weights(logprobs, generation, mask)
@@ -129,24 +120,29 @@ class PolicyGradientLoss(Loss):
             raise EngineError("the batch has no prev_logprobs", expected=expected)
         return batch.prev_logprobs
 
-    def _ratio(self, logprobs: torch.Tensor, prev: torch.Tensor, mask: torch.Tensor) -> _Ratio:
+    def _ratio(
+        self, logprobs: torch.Tensor, prev: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The factor that carries the gradient, before and after the clip, [n, T]."""
         config = self.config
         if config.disable_ppo_ratio:
-            return _Ratio(logprobs, logprobs, is_ratio=False)
+            return logprobs, logprobs
         log_ratio = logprobs - prev
         if config.force_on_policy_ratio:
             ratio = log_ratio.exp()
-            return _Ratio(ratio, ratio, is_ratio=True)
+            return ratio, ratio
         if config.sequence_level_importance_ratios:
             log_ratio = sequence_means(log_ratio, mask).unsqueeze(-1).expand_as(logprobs)
         ratio = log_ratio.exp()
-        return _Ratio(ratio, ratio.clamp(1.0 - config.ratio_clip_min, 1.0 + config.ratio_clip_max), is_ratio=True)
+        return ratio, ratio.clamp(1.0 - config.ratio_clip_min, 1.0 + config.ratio_clip_max)
 
-    def _token_loss(self, ratio: _Ratio, advantages: torch.Tensor, logprobs: torch.Tensor) -> torch.Tensor:
+    def _token_loss(
+        self, raw: torch.Tensor, clipped: torch.Tensor, advantages: torch.Tensor, logprobs: torch.Tensor
+    ) -> torch.Tensor:
         config = self.config
         if config.use_cispo:
-            return -advantages * ratio.clipped.detach() * logprobs
-        loss = torch.maximum(-advantages * ratio.raw, -advantages * ratio.clipped)
+            return -advantages * clipped.detach() * logprobs
+        loss = torch.maximum(-advantages * raw, -advantages * clipped)
         if config.ratio_clip_c is not None:
             bounded = torch.minimum(loss, -advantages * config.ratio_clip_c)
             loss = torch.where(advantages < 0, bounded, loss)
@@ -183,7 +179,6 @@ class PolicyGradientLoss(Loss):
 
 
 def _fill(values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-    """float32 copy of `values` with 0 where `keep` is false."""
     values = values.float()
     return torch.where(keep, values, torch.zeros_like(values))
 
@@ -207,17 +202,15 @@ def _free_kl(logprobs: torch.Tensor, reference: torch.Tensor, kind: KlType) -> t
     return kl_divergence(logprobs, reference, kind, input_clamp=None, output_clamp=None)
 
 
-def _ratio_sums(ratio: _Ratio, mask: torch.Tensor, trained: torch.Tensor) -> MetricSums:
-    if not ratio.is_ratio:
-        return {}
-    high = torch.full_like(ratio.raw, torch.inf)
-    nothing = ratio.raw.new_full((1,), torch.inf)  # so that a micro-batch of no rows has extrema too
+def _ratio_sums(raw: torch.Tensor, clipped: torch.Tensor, mask: torch.Tensor, trained: torch.Tensor) -> MetricSums:
+    high = torch.full_like(raw, torch.inf)
+    nothing = raw.new_full((1,), torch.inf)  # so that a micro-batch of no rows has extrema too
     sums = {
-        "probs_ratio": masked_sum(ratio.raw, mask),
-        "probs_ratio_clamped": masked_sum(ratio.clipped, mask),
-        "clip_fraction": masked_sum((ratio.raw != ratio.clipped).float(), mask),
+        "probs_ratio": masked_sum(raw, mask),
+        "probs_ratio_clamped": masked_sum(clipped, mask),
+        "clip_fraction": masked_sum((raw != clipped).float(), mask),
     }
-    for name, values in (("probs_ratio", ratio.raw), ("probs_ratio_clamped", ratio.clipped)):
+    for name, values in (("probs_ratio", raw), ("probs_ratio_clamped", clipped)):
         sums[f"{name}_min"] = torch.cat((torch.where(trained, values, high).flatten(), nothing)).min()
         sums[f"{name}_max"] = torch.cat((torch.where(trained, values, -high).flatten(), -nothing)).max()
     return sums

@@ -1,4 +1,4 @@
-"""The losses of training without rollouts: negative log likelihood (SFT), and preference pairs (DPO)."""
+"""The losses of training without rollouts: SFT and DPO."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class DpoLoss(Loss):
         normalizers: LossNormalizers,
         entropy: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, MetricSums]:
-        """As `Loss.__call__`, of 2k rows with reference_logprobs; chosen and rejected alternate."""
+        """As `Loss.__call__`; chosen and rejected rows alternate."""
         check_units(len(batch), self.rows_per_unit)
         if batch.reference_logprobs is None:
             raise EngineError("DPO needs reference_logprobs", where="engine/losses/supervised.py", found="None")
@@ -106,6 +106,5 @@ class DpoLoss(Loss):
 
 
 def _per_sequence(values: torch.Tensor, mask: torch.Tensor, *, average: bool) -> torch.Tensor:
-    """[n, T], zero outside the mask -> [n] sums or means over the masked tokens."""
     total = values.sum(dim=-1)
     return total / (mask.sum(dim=-1) + EPSILON) if average else total

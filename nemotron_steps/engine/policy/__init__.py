@@ -1,1 +1,1 @@
-"""The trained model: `megatron` (on megatron-core's linears) and `dtensor` (any Hugging Face causal LM under FSDP2)."""
+"""The trained model: `megatron`, and `dtensor` for any Hugging Face causal LM."""

@@ -13,9 +13,11 @@ from __future__ import annotations
 import base64
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,17 @@ def write_model_files(source: Path, folder: Path, *, carries: bool = True) -> No
     copy_model_files(source, folder / "hf", carries=carries)
 
 
+def written_by_rank_0(write: Callable[..., object], *streams: Iterable[Any]) -> None:
+    """Call `write` with streams that the other ranks take part in making."""
+    if dist.get_rank() == 0:
+        write(*streams)
+    else:
+        for _ in chain(*streams):
+            pass
+    if dist.get_world_size() > 1:
+        dist.barrier()
+
+
 def _unreadable(folder: Path, error: Exception) -> ArtifactError:
     step = folder.parent
     aside = step.with_name(f"broken_{step.name}")  # a name that no checkpoint has
@@ -72,13 +85,13 @@ def _unreadable(folder: Path, error: Exception) -> ArtifactError:
 
 
 def position(steps: int, layout: Sequence[int]) -> dict[str, Any]:
-    """Steps and random states, JSON-able; `layout` are parallel sizes. Collective over all ranks."""
+    """Steps and random states, JSON-able; `layout` are parallel sizes."""
     return {"optimizer_steps": steps, KEY: random_states(layout)}
 
 
 @contextmanager
 def restored_position(folder: Path, layout: Sequence[int]) -> Iterator[int]:
-    """The optimizer steps of a checkpoint; random states are restored once its tensors are. ArtifactError."""
+    """The optimizer steps of a checkpoint; random states are restored at the end."""
     try:
         saved = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         steps, states = int(saved["optimizer_steps"]), saved_random_states(saved)
@@ -122,7 +135,7 @@ def saved_random_states(position: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def restore_random_states(saved: Mapping[str, Any], layout: Sequence[int]) -> None:
-    """This rank's saved state, rank 0's in another layout. A generator that was not saved stays as it is."""
+    """This rank's saved state, rank 0's in another layout."""
     same = list(saved["layout"]) == [dist.get_world_size(), *layout]
     number = saved["of_rank"][dist.get_rank() if same else 0]
     together = torch.frombuffer(bytearray(base64.b64decode(saved["states"][number])), dtype=torch.uint8)
@@ -131,7 +144,6 @@ def restore_random_states(saved: Mapping[str, Any], layout: Sequence[int]) -> No
 
 
 def _generators() -> list[tuple[Any, Any]]:
-    """How the state of torch's generator, and of this rank's GPU, is read and set."""
     found: list[tuple[Any, Any]] = [(torch.get_rng_state, torch.set_rng_state)]
     if torch.cuda.is_available():
         found.append((torch.cuda.get_rng_state, torch.cuda.set_rng_state))
@@ -143,9 +155,7 @@ _MODEL = "model"
 
 def save_model(shards: ModelShards, source: Path, folder: Path) -> None:
     """Weights, adapters added, and config and tokenizer from `source`. Collective."""
-    if shards.groups.rank == 0:
-        write_model_files(source, folder, carries=not shards.architecture.trains_mtp)
-    shards.groups.barrier()
+    written_by_rank_0(partial(write_model_files, source, folder, carries=not shards.architecture.trains_mtp))
     save_sharded({_MODEL: shards.sharded_state(shards.current, of=shards.parameters)}, folder / WEIGHTS)
 
 
@@ -175,7 +185,7 @@ def load_model(shards: ModelShards, folder: Path) -> None:
 
 
 def snapshot(shards: ModelShards, optimizer: FlatAdamW, source: Path, *, copy: bool) -> PolicySnapshot:
-    """Everything needed to go on training; with `copy` in host memory, to be written meanwhile. Collective."""
+    """Everything needed to go on training; with `copy` in host memory. Collective."""
     state = {**_model_state(shards), **_optimizer_state(shards, optimizer.whole_state())}
     carries = not shards.architecture.trains_mtp
     return PolicySnapshot(stage_sharded(state, copy=copy), position(optimizer.steps, _layout(shards)), source, carries)

@@ -33,10 +33,16 @@ from nemotron_steps.engine.losses.loss import (
     finalize_metrics,
     merge_metric_sums,
 )
-from nemotron_steps.engine.policy.checkpoint import PolicySnapshot, position, restored_position, write_model_files
+from nemotron_steps.engine.policy.checkpoint import (
+    PolicySnapshot,
+    position,
+    restored_position,
+    write_model_files,
+    written_by_rank_0,
+)
 from nemotron_steps.engine.policy.hf_model import LogprobModel, checkpoint_tensors, load_hf_model, tensor_parallel
 from nemotron_steps.engine.policy.lora import AdaptedWeights, HfAdapters
-from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use
+from nemotron_steps.engine.policy.micro_batches import on_device, plan_micro_batches, row_use
 from nemotron_steps.engine.policy.optimizer import TorchLearningRate, refuse_non_finite
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.types import TrainBatch
@@ -106,7 +112,7 @@ class DTensorPolicy:
 
     @torch.no_grad()
     def logprobs(self, batch: TrainBatch) -> Tensor:
-        """float32 [N, T] on CPU: logprobs of the trained tokens (token_mask) under the current weights, else 0."""
+        """float32 [N, T] on CPU: logprobs of the trained tokens, else 0."""
         result = torch.zeros(batch.input_ids.shape, dtype=torch.float32)
         for rows, idle in self._micro_batches(batch, range(len(batch)), train=False):
             logprobs, _, layout = self._forward(batch, rows)
@@ -119,13 +125,8 @@ class DTensorPolicy:
         return result
 
     def reference_logprobs(self, batch: TrainBatch) -> Tensor:
-        """The same under the frozen starting weights. EngineError when the policy was built without them."""
-        if self._reference is None:
-            raise EngineError(
-                "no reference weights are kept",
-                where="engine/policy/dtensor.py",
-                expected="DTensorPolicy(..., reference=True)",
-            )
+        """The same under the frozen starting weights."""
+        assert self._reference is not None, "built without reference=True"
         if self._adapters is not None:
             with self._adapters.off():
                 return self.logprobs(batch)
@@ -151,8 +152,7 @@ class DTensorPolicy:
             micro = select_rows(batch, rows, width=layout.shape[1])
             if idle:
                 micro.sample_mask = torch.zeros_like(micro.sample_mask)
-            moved = {name: value.to(self.device) for name, value in vars(micro).items() if value is not None}
-            loss, sums = self.loss_fn(logprobs, TrainBatch(**moved), normalizers, entropy)
+            loss, sums = self.loss_fn(logprobs, on_device(micro, self.device), normalizers, entropy)
             parts.append(sums)
             return loss
 
@@ -169,7 +169,12 @@ class DTensorPolicy:
             sums = all_reduce_metric_sums(sums, self.data_group)
         metrics = finalize_metrics(sums, normalizers)
         self._agree_on_replicas()
-        norm = self._gradient_norm()
+        total = 0.0
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                own = torch.linalg.vector_norm(parameter.grad)
+                total += float(own.full_tensor() if isinstance(own, DTensor) else own) ** 2
+        norm = math.sqrt(total) if total >= 0 else math.nan
         refuse_non_finite(metrics.get("loss", 0.0), [norm], self.steps, "policy.optimizer.kwargs.lr")
         lr = self._learning_rate.at(self.steps)
         scale = min(1.0, self.config.max_grad_norm / (norm + 1e-6))
@@ -234,13 +239,10 @@ class DTensorPolicy:
 
     def save_checkpoint(self, path: str) -> None:
         """Weights, optimizer, scheduler position and RNG into a folder. Collective."""
-        self._snapshot(copy=False).write(path)
+        self.snapshot(copy=False).write(path)
 
-    def snapshot(self) -> PolicySnapshot:
+    def snapshot(self, *, copy: bool = True) -> PolicySnapshot:
         """The same as a copy in host memory, to be written while training goes on. Collective."""
-        return self._snapshot(copy=True)
-
-    def _snapshot(self, *, copy: bool) -> PolicySnapshot:
         place = position(self.steps, (self.config.dtensor_cfg.tensor_parallel_size,))
         return PolicySnapshot(stage_tensors(self._state(), copy=copy), place, self.source_folder)
 
@@ -255,35 +257,29 @@ class DTensorPolicy:
 
     def save_hf(self, path: str | Path) -> None:
         """A Hugging Face checkpoint folder. Collective; rank 0 writes."""
-        if dist.get_rank() == 0:
-            ignored = tuple(self.model.hf._keys_to_ignore_on_load_unexpected or ())
-            save_hf_checkpoint(path, self.weights(), self.source_folder, ignored=ignored)
-        else:
-            for _ in self.weights():
-                pass
-        _barrier()
+        ignored = tuple(self.model.hf._keys_to_ignore_on_load_unexpected or ())
+        write = partial(save_hf_checkpoint, path, source=self.source_folder, ignored=ignored)
+        written_by_rank_0(write, self.weights())
 
     def save_adapter(self, path: str | Path, base: str, digest: str) -> None:
         """The adapters alone, as a folder that PEFT loads. Collective; rank 0 writes. See Policy."""
         if self._adapters is None:
             raise EngineError("no adapters are trained", where=str(path))
-        tensors, frozen = self._halves(scaled=False), self._split(frozen=True, adapted=True)
-        if dist.get_rank() == 0:
-            every = {name for name, _ in self.model.hf.named_parameters() if ".lora_" not in name}
-            save_adapter(path, tensors, frozen, self.config.dtensor_cfg.lora_cfg, AdapterBase(base, digest), every)
-        else:
-            for _ in (*tensors, *frozen):
-                pass
-        _barrier()
+        write = partial(
+            save_adapter,
+            path,
+            config=self.config.dtensor_cfg.lora_cfg,
+            base=AdapterBase(base, digest),
+            every={name for name, _ in self.model.hf.named_parameters() if ".lora_" not in name},
+        )
+        written_by_rank_0(write, self._halves(scaled=False), self._split(frozen=True, adapted=True))
 
     def save_model(self, path: str | Path) -> None:
         """A Megatron checkpoint folder. Collective. UnsupportedError when the family has no Megatron mapping."""
         architecture, folder = Architecture.from_folder(self.source_folder), Path(path)
         whole = dict(self.weights())
         save_megatron_weights(to_megatron(whole, architecture), architecture, folder / WEIGHTS)
-        if dist.get_rank() == 0:
-            write_model_files(self.source_folder, folder)
-        _barrier()
+        written_by_rank_0(partial(write_model_files, self.source_folder, folder))
 
     # ----------------------------------------------------------------------------------------------- internals
 
@@ -386,14 +382,6 @@ class DTensorPolicy:
                 dist.all_reduce(gradient, group=group)
                 gradient.div_(self.mesh.size(1))
 
-    def _gradient_norm(self) -> float:
-        total = 0.0
-        for parameter in self.parameters:
-            if parameter.grad is not None:
-                norm = torch.linalg.vector_norm(parameter.grad)
-                total += float(norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2
-        return math.sqrt(total) if total >= 0 else math.nan
-
     def _state(self) -> dict[str, Tensor]:
         state = {}
         for optimizer in self.optimizers:
@@ -450,8 +438,3 @@ def _whole(parameter: Tensor) -> Tensor:
 
 def _local(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()
-
-
-def _barrier() -> None:
-    if dist.get_world_size() > 1:
-        dist.barrier()

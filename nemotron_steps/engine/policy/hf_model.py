@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from nemotron_steps.engine.losses.loss import SampledFrom
-from nemotron_steps.engine.policy.logprob import linear_logprobs
+from nemotron_steps.engine.policy.logprob import OutputLayer, linear_logprobs
 from nemotron_steps.errors import ArtifactError, UnsupportedError, fetch_again
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import WeightReader, two_for_one
@@ -38,9 +38,8 @@ class LogprobModel(torch.nn.Module):
         hidden = self.hf.model(input_ids=input_ids, use_cache=False).last_hidden_state
         chosen = hidden.flatten(0, 1).index_select(0, source)
         weight = self.hf.get_output_embeddings().weight
-        return linear_logprobs(
-            chosen.to(weight.dtype), weight, targets, chunk=self.chunk, sampled_from=self.sampled_from
-        )
+        layer = OutputLayer(self.chunk, weight.shape[0])
+        return linear_logprobs(chosen.to(weight.dtype), weight, targets, layer, sampled_from=self.sampled_from)
 
 
 def load_hf_model(folder: Path, *, activation_checkpointing: bool) -> Any:
@@ -71,7 +70,10 @@ def load_hf_model(folder: Path, *, activation_checkpointing: bool) -> Any:
             found=type(hf).__name__,
             hints=("policy.dtensor_cfg.enabled=false   # the megatron policy, for the families that it knows",),
         )
-    _bound_time_steps(hf, folder)
+    mamba = Architecture.from_folder(folder).mamba if hf.config.model_type == "nemotron_h" else None
+    for layer in hf.model.layers:
+        if mamba is not None and hasattr(layer.mixer, "time_step_limit"):  # as generators bound them
+            layer.mixer.time_step_limit = mamba.time_step_limit
     _check_output_layer(hf.eval(), folder)
     hf.train()
     if activation_checkpointing:
@@ -172,12 +174,3 @@ def checkpoint_tensors(name: str, tensor: Tensor, family: str) -> Iterator[tuple
         else:
             for part, half in zip(("gate", "up"), weight.chunk(2), strict=True):
                 yield f"{stem}.{expert}.{part}_proj.weight", half
-
-
-def _bound_time_steps(hf: Any, folder: Path) -> None:
-    """Bound Mamba-2's time steps as generators do, by time_step_limit."""
-    if hf.config.model_type == "nemotron_h":
-        mamba = Architecture.from_folder(folder).mamba
-        for layer in hf.model.layers:
-            if mamba is not None and hasattr(layer.mixer, "time_step_limit"):
-                layer.mixer.time_step_limit = mamba.time_step_limit

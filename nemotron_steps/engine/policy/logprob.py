@@ -56,12 +56,17 @@ class OutputLayer:
             dist.all_reduce(values, group=self.group)
         return values
 
+    def largest(self, values: Tensor) -> Tensor:
+        """Of the group."""
+        highest = values.clone()
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=self.group)
+        return highest
+
     def log_sum_exp(self, logits: Tensor) -> Tensor:
         """[n, rows] of this rank → [n] over the whole vocabulary."""
         if self.group is None:
             return logits.logsumexp(-1)
-        highest = logits.amax(-1) if logits.shape[1] else logits.new_full((len(logits),), -torch.inf)
-        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=self.group)
+        highest = self.largest(logits.amax(-1) if logits.shape[1] else logits.new_full((len(logits),), -torch.inf))
         return self.add((logits - highest[:, None]).exp().sum(-1)).log_().add_(highest)
 
     def at(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,24 +98,12 @@ class TokenOutputs:
         *given: Tensor,
     ) -> Results:
         """What `of` makes of R tokens' states (`select` of `source`), [R, ...] each; the first has a gradient."""
-        if self.context == 1:
-            return self._here(of, select, weight, source, *given)
-        share = layout.token_ids.shape[0] // self.context
+        total, share = source.shape[0], layout.token_ids.shape[0] // self.context
         first = self.groups.context_rank * share
-        mine = torch.nonzero((source >= first) & (source < first + share)).flatten()
-        parts = self._here(of, select, weight, source[mine] - first, *(each[mine] for each in given))
-        whole = (part.new_zeros(source.shape[0], *part.shape[1:]).index_copy(0, mine, part) for part in parts)
-        result, *further = (sum_parts(values, self.groups.context) for values in whole)
-        return (result, *(each.detach() for each in further))
-
-    def _here(
-        self,
-        of: Callable[..., Results],
-        select: Callable[[Tensor], Tensor],
-        weight: Tensor,
-        source: Tensor,
-        *given: Tensor,
-    ) -> Results:
+        mine: Tensor | None = None
+        if self.context > 1:
+            mine = torch.nonzero((source >= first) & (source < first + share)).flatten()
+            source, given = source[mine] - first, tuple(each[mine] for each in given)
         rows = source.shape[0]
         extra = -rows % row_multiple(weight.device, weight.dtype)
         if extra:
@@ -119,7 +112,11 @@ class TokenOutputs:
         start = self.groups.tensor_rank * weight.shape[0]
         group = self.groups.tensor if self.groups.tensor_size > 1 else None
         layer = OutputLayer(self.chunk, self.vocab_size, start, group)
-        return tuple(result[:rows] for result in of(select(source), weight, *given, layer))
+        parts = (result[:rows] for result in of(select(source), weight, *given, layer))
+        if mine is None:
+            return tuple(parts)
+        whole = (part.new_zeros(total, *part.shape[1:]).index_copy(0, mine, part) for part in parts)
+        return tuple(sum_parts(values, self.groups.context) for values in whole)
 
 
 KEPT_RESIDUAL_BYTES = 64 * 2**20
@@ -133,11 +130,8 @@ def linear_logprobs(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
+    layer: OutputLayer,
     *,
-    chunk: int,
-    vocab_size: int | None = None,
-    vocab_start: int = 0,
-    group: dist.ProcessGroup | None = None,
     with_entropy: bool = True,
     sampled_from: SampledFrom = SampledFrom(),  # noqa: B008  (frozen)
 ) -> tuple[Tensor, Tensor]:
@@ -146,43 +140,17 @@ def linear_logprobs(
     Under top_p or top_k the softmax is over the tokens they keep, ties with the lightest of them included; others have
     -inf and no gradient. Without gradients entropies take extra work: `with_entropy` False leaves them at 0.
     """
-    rows = weight.shape[0] if vocab_size is None else max(0, min(weight.shape[0], vocab_size - vocab_start))
     if sampled_from.temperature != 1.0:
         hidden = hidden / sampled_from.temperature  # as good as dividing the logits, of which there are many more
     truncation = sampled_from if sampled_from.truncated else None
-    local = targets - vocab_start if vocab_start else targets
-    logprobs, entropy, _ = _apply(hidden, weight, local, chunk, rows, group, with_entropy, truncation, False)
+    logprobs, entropy, _ = _LinearLogprobs.apply(hidden, weight, targets, layer, with_entropy, truncation, False)
     return logprobs, entropy
 
 
-def linear_predictions(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    *,
-    chunk: int,
-    vocab_size: int,
-    vocab_start: int = 0,
-    group: dist.ProcessGroup | None = None,
-) -> tuple[Tensor, Tensor]:
+def linear_predictions(hidden: Tensor, weight: Tensor, targets: Tensor, layer: OutputLayer) -> tuple[Tensor, Tensor]:
     """Logprobs of `targets` under the whole softmax, and 1.0 [R] where the target is what `argmax` finds."""
-    rows = max(0, min(weight.shape[0], vocab_size - vocab_start))
-    local = targets - vocab_start if vocab_start else targets
-    logprobs, _, hits = _apply(hidden, weight, local, chunk, rows, group, False, None, True)
+    logprobs, _, hits = _LinearLogprobs.apply(hidden, weight, targets, layer, False, None, True)
     return logprobs, hits
-
-
-def _apply(
-    hidden: Tensor,
-    weight: Tensor,
-    local: Tensor,
-    chunk: int,
-    rows: int,
-    group: dist.ProcessGroup | None,
-    *settings: object,
-) -> tuple[Tensor, Tensor, Tensor]:
-    parallel = group is not None and dist.get_world_size(group) > 1
-    return _LinearLogprobs.apply(hidden, weight, local, chunk, rows, group if parallel else None, *settings)
 
 
 class _LinearLogprobs(torch.autograd.Function):
@@ -192,39 +160,34 @@ class _LinearLogprobs(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
-        chunk: int,
-        rows: int,
-        group: dist.ProcessGroup | None,
+        layer: OutputLayer,
         with_entropy: bool,
         truncation: SampledFrom | None,
         with_hits: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        total = hidden.shape[0]
-        width = weight.shape[0]
-        ctx.padding = width - rows
+        total, width = hidden.shape[0], weight.shape[0]
+        rows = layer.rows(weight).shape[0]
+        ctx.padding, ctx.layer = width - rows, layer
         weight = weight[:rows] if ctx.padding else weight
         needs_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         logprobs = torch.empty(total, dtype=torch.float32, device=hidden.device)
-        entropy = torch.zeros_like(logprobs)
-        hits = torch.zeros_like(logprobs)
+        entropy, hits = torch.zeros_like(logprobs), torch.zeros_like(logprobs)
         normalizer = torch.empty(2, total, dtype=torch.float32, device=hidden.device)
         direction = torch.empty_like(hidden) if needs_grad else None
-        keep = needs_grad and total * rows * weight.element_size() <= KEPT_RESIDUAL_BYTES
+        ctx.keep = needs_grad and total * rows * weight.element_size() <= KEPT_RESIDUAL_BYTES
         kept: list[Tensor] = []
-        mine = (targets >= 0) & (targets < rows) if group is not None else None
-        local = targets if mine is None else torch.where(mine, targets, NOT_HERE)
-        lightest = None
-        if truncation is not None:
-            lightest, local = torch.empty_like(logprobs), local.clone()
-        for start in range(0, total, chunk):
-            part = slice(start, min(start + chunk, total))
+        local = targets - layer.vocab_start
+        if layer.group is not None:
+            local = torch.where((local >= 0) & (local < rows), local, NOT_HERE)
+        lightest = None if truncation is None else torch.empty_like(logprobs)
+        for part in layer.chunks(total):
             logits = linear_forward(hidden[part], weight)
             if with_hits:
-                hits[part] = _hits(logits, local[part], group)
+                hits[part] = _hits(logits, local[part], layer)
             if truncation is not None and lightest is not None:
-                lightest[part] = _lightest_kept(logits, truncation, group, width)
+                lightest[part] = _lightest_kept(logits, truncation, layer, width)
                 _leave_out(logits, lightest[part])
-            highest, log_mass, chosen = _normalize(logits, local[part], group)
+            highest, log_mass, chosen = _normalize(logits, local[part], layer)
             if lightest is None:
                 torch.sub(chosen - highest, log_mass, out=logprobs[part])
                 anchor = logprobs[part]
@@ -237,17 +200,14 @@ class _LinearLogprobs(torch.autograd.Function):
             if not (needs_grad or with_entropy):
                 continue
             residuals = _residuals(logits, highest, log_mass, local[part])
-            toward = linear_forward(residuals, weight.t())
-            if group is not None:
-                dist.all_reduce(toward, group=group)
+            toward = layer.add(linear_forward(residuals, weight.t()))
             torch.sub((toward * hidden[part]).sum(-1, dtype=torch.float32), anchor, out=entropy[part])
             if direction is not None:
                 direction[part] = toward
-            if keep:
+            if ctx.keep:
                 kept.append(residuals)
         if needs_grad:
             ctx.save_for_backward(hidden, weight, local, normalizer, direction, lightest, *kept)
-            ctx.chunk, ctx.keep = chunk, keep
         ctx.mark_non_differentiable(entropy, hits)
         return logprobs, entropy, hits
 
@@ -261,8 +221,7 @@ class _LinearLogprobs(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             scaled = hidden * scale
             grad_weight = torch.zeros_like(weight, dtype=torch.float32)
-            for number, start in enumerate(range(0, hidden.shape[0], ctx.chunk)):
-                part = slice(start, min(start + ctx.chunk, hidden.shape[0]))
+            for number, part in enumerate(ctx.layer.chunks(hidden.shape[0])):
                 if ctx.keep:
                     residuals = kept[number]
                 else:
@@ -274,15 +233,15 @@ class _LinearLogprobs(torch.autograd.Function):
             grad_weight = grad_weight.to(weight.dtype)
             if ctx.padding:
                 grad_weight = F.pad(grad_weight, (0, 0, 0, ctx.padding))
-        return grad_hidden, grad_weight, None, None, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None
 
 
-def _normalize(logits: Tensor, local: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
+def _normalize(logits: Tensor, local: Tensor, layer: OutputLayer) -> tuple[Tensor, Tensor, Tensor]:
     """Over the whole vocabulary, float32 [n]: the largest logit, log Σ exp(logit − largest), the target's logit.
 
     The first two are never added: of a token with p near 1, what 1 − p is would be lost to rounding.
     """
-    column = local if group is None else local.clamp(min=0)
+    column = local if layer.group is None else local.clamp(min=0)
     if logits.is_cuda and logits.dtype is not torch.float32:
         from nemotron_steps.engine.kernels.triton_kernels import softmax_statistics
 
@@ -292,38 +251,30 @@ def _normalize(logits: Tensor, local: Tensor, group: dist.ProcessGroup | None) -
         chosen = logits.gather(1, column[:, None]).squeeze(1)
         largest = logits.amax(-1)
         mass = (logits - largest[:, None]).exp_().sum(-1)
-    if group is None:
+    if layer.group is None:
         return largest, mass.log_(), chosen
-    highest = largest.clone()
-    dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
-    sums = torch.stack((mass * (largest - highest).exp_(), chosen.masked_fill(local == NOT_HERE, 0.0)))
-    dist.all_reduce(sums, group=group)
+    highest = layer.largest(largest)
+    sums = layer.add(torch.stack((mass * (largest - highest).exp_(), chosen.masked_fill(local == NOT_HERE, 0.0))))
     return highest, sums[0].log_(), sums[1]
 
 
-def _hits(logits: Tensor, local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+def _hits(logits: Tensor, local: Tensor, layer: OutputLayer) -> Tensor:
     """float32 [n], 1 where the target has the largest logit; of ranks with equal ones, the first has the larger."""
     largest, column = logits.max(-1)
     hits = column == local
-    if group is not None:
-        highest = largest.clone()
-        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
-        rank = dist.get_rank(group)
-        first = torch.where(largest == highest, rank, dist.get_world_size(group))
-        dist.all_reduce(first, op=dist.ReduceOp.MIN, group=group)
-        hits = (hits & (first == rank)).float()
-        dist.all_reduce(hits, group=group)
-    return hits.float()
+    if layer.group is None:
+        return hits.float()
+    rank = dist.get_rank(layer.group)
+    first = torch.where(largest == layer.largest(largest), rank, dist.get_world_size(layer.group))
+    dist.all_reduce(first, op=dist.ReduceOp.MIN, group=layer.group)
+    return layer.add((hits & (first == rank)).float())
 
 
-def _lightest_kept(logits: Tensor, truncation: SampledFrom, group: dist.ProcessGroup | None, width: int) -> Tensor:
+def _lightest_kept(logits: Tensor, truncation: SampledFrom, layer: OutputLayer, width: int) -> Tensor:
     """float32 [n] smallest logit that top_k and then top_p keep; `width`: columns of every rank."""
     values = logits.float()
-    if group is not None:
-        values = F.pad(values, (0, width - values.shape[1]), value=-torch.inf)
-        parts = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, values, group=group)
-        values = torch.cat(parts, dim=1)
+    if layer.group is not None:
+        values = layer.gathered(F.pad(values, (0, width - values.shape[1]), value=-torch.inf))
     count = truncation.top_k if 0 < truncation.top_k < values.shape[1] else values.shape[1]
     largest = values.topk(count, dim=-1).values
     if truncation.top_p >= 1:

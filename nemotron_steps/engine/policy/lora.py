@@ -94,34 +94,27 @@ class LowRank(torch.nn.Module):
         """What the linear makes with its adapter: output [T, 1, out] is what it makes without, of states [T, 1, in]."""
         if not self.active:
             return output
-        if self._first:
-            states = self._dropped(states)
-        if self._ranks > 1 and self._column:
-            states = self._entering(states)
-        inner = linear(states, self.linear_in.weight)
-        if self._ranks > 1 and not self._column:
-            inner = self._leaving(inner)
-        added = linear(inner, self.linear_out.weight)
-        if not self._first:
-            added = self._dropped(added)
-        return torch.add(output, added, alpha=self.scale)
-
-    def _entering(self, states: Tensor) -> Tensor:
         from megatron.core.tensor_parallel import mappings  # not where generators import AdaptedWeights
 
-        if self._sequence_parallel:
-            return mappings.gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=True)
-        return mappings.copy_to_tensor_model_parallel_region(states)
+        if self._first:
+            states = _dropped(states, self._dropout)
+        if self._ranks > 1 and self._column and self._sequence_parallel:
+            states = mappings.gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=True)
+        elif self._ranks > 1 and self._column:
+            states = mappings.copy_to_tensor_model_parallel_region(states)
+        inner = linear(states, self.linear_in.weight)
+        if self._ranks > 1 and not self._column and self._sequence_parallel:
+            inner = mappings.reduce_scatter_to_sequence_parallel_region(inner)
+        elif self._ranks > 1 and not self._column:
+            inner = mappings.reduce_from_tensor_model_parallel_region(inner)
+        added = linear(inner, self.linear_out.weight)
+        if not self._first:
+            added = _dropped(added, self._dropout)
+        return torch.add(output, added, alpha=self.scale)
 
-    def _leaving(self, inner: Tensor) -> Tensor:
-        from megatron.core.tensor_parallel import mappings
 
-        if self._sequence_parallel:
-            return mappings.reduce_scatter_to_sequence_parallel_region(inner)
-        return mappings.reduce_from_tensor_model_parallel_region(inner)
-
-    def _dropped(self, states: Tensor) -> Tensor:
-        return F.dropout(states, self._dropout) if self._dropout and torch.is_grad_enabled() else states
+def _dropped(states: Tensor, dropout: float) -> Tensor:
+    return F.dropout(states, dropout) if dropout and torch.is_grad_enabled() else states
 
 
 def drawn(shape: tuple[int, ...], method: str, name: str) -> Tensor:
@@ -183,29 +176,22 @@ class HfAdapters:
         hf.requires_grad_(False)
         self.names = {f"{name}.weight" for name in chosen}
         for name in chosen:
-            self._attach(name, linears[name], seed)
-
-    def _attach(self, name: str, linear: torch.nn.Linear, seed: int) -> None:
-        dim = self._config.dim
-        settings: dict[str, Any] = {"bias": False, "device": linear.weight.device, "dtype": linear.weight.dtype}
-        linear.lora_A = torch.nn.Linear(linear.in_features, dim, **settings)
-        linear.lora_B = torch.nn.Linear(dim, linear.out_features, **settings)
-        with torch.no_grad():
-            linear.lora_A.weight.copy_(drawn((dim, linear.in_features), self._config.lora_A_init, f"{seed}.{name}"))
-            linear.lora_B.weight.zero_()
-        linear.register_forward_hook(self._added)
+            of = linears[name]
+            settings: dict[str, Any] = {"bias": False, "device": of.weight.device, "dtype": of.weight.dtype}
+            of.lora_A = torch.nn.Linear(of.in_features, config.dim, **settings)
+            of.lora_B = torch.nn.Linear(config.dim, of.out_features, **settings)
+            with torch.no_grad():
+                of.lora_A.weight.copy_(drawn((config.dim, of.in_features), config.lora_A_init, f"{seed}.{name}"))
+                of.lora_B.weight.zero_()
+            of.register_forward_hook(self._added)
 
     def _added(self, linear: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         if not self._active:
             return output
         first = self._config.dropout_position == "pre"
-        states = self._dropped(inputs[0]) if first else inputs[0]
+        states = _dropped(inputs[0], self._config.dropout) if first else inputs[0]
         added = linear.lora_B(linear.lora_A(states))
-        return torch.add(output, added if first else self._dropped(added), alpha=self.scale)
-
-    def _dropped(self, states: Tensor) -> Tensor:
-        dropout = self._config.dropout
-        return F.dropout(states, dropout) if dropout and torch.is_grad_enabled() else states
+        return torch.add(output, added if first else _dropped(added, self._config.dropout), alpha=self.scale)
 
     @contextmanager
     def off(self) -> Iterator[None]:

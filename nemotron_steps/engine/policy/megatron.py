@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,7 +34,7 @@ from nemotron_steps.engine.policy.checkpoint import PolicySnapshot
 from nemotron_steps.engine.policy.distributed import parallel_dims as parallel
 from nemotron_steps.engine.policy.distributed.pipeline import Pipeline
 from nemotron_steps.engine.policy.distributed.shards import ModelShards
-from nemotron_steps.engine.policy.logprob import OutputLayer, Results, TokenOutputs, linear_logprobs, linear_predictions
+from nemotron_steps.engine.policy.logprob import Results, TokenOutputs, linear_logprobs, linear_predictions
 from nemotron_steps.engine.policy.lora import attach_adapters, without_adapters
 from nemotron_steps.engine.policy.micro_batches import RankWork, plan_micro_batches, row_use, token_multiple
 from nemotron_steps.engine.policy.model import PolicyModel
@@ -46,7 +45,6 @@ from nemotron_steps.engine.policy.teacher_logprob import compared, linear_diverg
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.engine.schedules import learning_rate
 from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.errors import EngineError
 from nemotron_steps.models.adapters import AdapterBase, adapter_pairs, save_adapter
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.huggingface import WeightReader, save_hf_checkpoint
@@ -125,9 +123,9 @@ class MegatronPolicy:
             self.buffers,
             megatron.optimizer,
             self.shards.clip_groups(self.buffers, sharded=sharded),
-            first_tensor_rank=self.groups.tensor_rank == 0,
         )
-        self._leave_memory_to_vllm()  # that which the weights were loaded into, before they moved to the buffers
+        if self._vllm_wakes:  # memory which the weights were loaded into, before they moved to the buffers
+            torch.cuda.empty_cache()
         self.teacher_weights: list[Tensor] = []
         self._outputs = TokenOutputs(
             self.groups, self.layout.context, config.logprob_chunk_size, self.architecture.vocab_size
@@ -138,13 +136,17 @@ class MegatronPolicy:
             scheduler = scheduler.model_copy(update={"lr_decay_iters": max(total_steps, scheduler.lr_warmup_iters + 1)})
         self._scheduler = scheduler
         self._reference: list[Tensor] | None = None
-        if reference:
-            self._reference = [] if self.model.adapters else [_off_device(tensor) for tensor in self._moving()]
+        if reference and self.model.adapters:
+            self._reference = []
+        elif reference:
+            copies = (tensor.to("cpu", copy=True) for tensor in self._moving())
+            pinned = self.device.type == "cuda"  # which makes the way back faster
+            self._reference = [copy.pin_memory() if pinned else copy for copy in copies]
 
     # ------------------------------------------------------------------------------------------------ logprobs
 
     def logprobs(self, batch: TrainBatch) -> Tensor:
-        """float32 [N, T] on CPU: logprobs of the trained tokens (token_mask) under the current weights, else 0."""
+        """float32 [N, T] on CPU: logprobs of the trained tokens, else 0."""
 
         def of(hidden: Tensor, layout: TokenLayout) -> tuple[Tensor]:
             return (self._token_logprobs(hidden, layout, with_entropy=False)[0],)
@@ -152,14 +154,13 @@ class MegatronPolicy:
         return self._inferred(batch, of, [torch.zeros(batch.input_ids.shape)])[0]
 
     def outputs(self, batch: TrainBatch, of: Callable[..., Results], results: list[Tensor]) -> list[Tensor]:
-        """results [N, T, …] of zeros, filled with what a function of the output layer makes of trained tokens."""
-
+        """Fill results [N, T, …] with what a function of the output layer makes of trained tokens."""
         return self._inferred(batch, partial(self._predicted, of), results)
 
     def _inferred(
         self, batch: TrainBatch, of: Callable[[Tensor, TokenLayout], tuple[Tensor, ...]], results: list[Tensor]
     ) -> list[Tensor]:
-        """Fill results [N, T, …] on CPU with what `of` makes, [R, …], of the last stage's output and its layout."""
+        """Fill results [N, T, …] on CPU with what `of` makes of the last stage's output."""
         work = self._work(batch, range(len(batch)), train=False)
 
         def forward(number: int, received: Tensor | None) -> Tensor:
@@ -184,13 +185,8 @@ class MegatronPolicy:
         return results
 
     def reference_logprobs(self, batch: TrainBatch) -> Tensor:
-        """The same under the frozen starting weights, whose routers choose their experts themselves."""
-        if self._reference is None:
-            raise EngineError(
-                "no reference weights are kept",
-                where="engine/policy/megatron.py",
-                expected="MegatronPolicy(..., reference=True)",
-            )
+        """The same under the frozen starting weights; their routers choose themselves."""
+        assert self._reference is not None, "built without reference=True"
         starting = without_adapters(self.model) if self.model.adapters else self._swapped(self._reference)
         with starting:
             return self.logprobs(dataclasses.replace(batch, routed_experts=None))
@@ -204,7 +200,8 @@ class MegatronPolicy:
             NonFiniteLossError: the loss or the gradient is NaN or infinite; weights and optimizer are unchanged.
         """
         normalizers = count_normalizers(batch)
-        self.optimizer.zero_gradients()
+        for buffer in self.buffers:
+            buffer.start_gradients()
         metrics = self._accumulate(batch, normalizers)
         for buffer in self.buffers:
             self.shards.reduce_embedding_gradient(buffer)
@@ -214,16 +211,13 @@ class MegatronPolicy:
         refuse_non_finite(loss, norms, self.optimizer.steps, "policy.megatron_cfg.optimizer.lr")
         lr = learning_rate(self.optimizer.steps, self.config.megatron_cfg.optimizer, self._scheduler)
         self.optimizer.step(lr, [min(1.0, self.config.max_grad_norm / (each + 1e-6)) for each in norms])
-        self._leave_memory_to_vllm()
+        if self._vllm_wakes:
+            torch.cuda.empty_cache()
         if self._balanced:
             for router in self.model.routers():
                 router.rebalance(self.config.megatron_cfg.moe_router_bias_update_rate, self.groups.stage_ranks)
         of_mtp = {"mtp_grad_norm": norms[1]} if len(norms) > 1 else {}
         return {**metrics, "grad_norm": norm, **of_mtp, "lr": lr}
-
-    def _leave_memory_to_vllm(self) -> None:
-        if self._vllm_wakes:
-            torch.cuda.empty_cache()
 
     def _accumulate(self, batch: TrainBatch, normalizers: LossNormalizers) -> dict[str, float]:
         """Gradients of the global batch into the buffers; returns its metrics."""
@@ -237,7 +231,7 @@ class MegatronPolicy:
             hidden: Tensor = self.model(layout, received)
             if not self.groups.is_last_stage:
                 return hidden
-            micro = _to_device(work.select(number), self.device)
+            micro = work.select(number)
             loss, sums = self._loss(hidden, layout, micro, normalizers)
             parts.append(sums)
             if ahead is not None and torch.is_grad_enabled():
@@ -267,47 +261,42 @@ class MegatronPolicy:
     # ------------------------------------------------------------------------------------------ weights and files
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Hugging Face-named whole tensors that generate, one at a time, or `AdaptedWeights`. Collective."""
+        """Hugging Face-named whole tensors that generate, or `AdaptedWeights`. Collective."""
         if self.model.adapters:
             return self.shards.adapted_weights()
         return self.shards.hf_tensors(with_mtp=False)
 
     def save_checkpoint(self, path: str) -> None:
         """Weights, optimizer, scheduler position and RNG into a folder (torch_dist). Collective."""
-        checkpoint.snapshot(self.shards, self.optimizer, self.source_folder, copy=False).write(path)
+        self.snapshot(copy=False).write(path)
 
-    def snapshot(self) -> PolicySnapshot:
+    def snapshot(self, *, copy: bool = True) -> PolicySnapshot:
         """The same as a copy in host memory, to be written while training goes on. Collective."""
-        return checkpoint.snapshot(self.shards, self.optimizer, self.source_folder, copy=True)
+        return checkpoint.snapshot(self.shards, self.optimizer, self.source_folder, copy=copy)
 
     def load_checkpoint(self, path: str) -> None:
         """The inverse of save_checkpoint, in any parallel layout. Collective."""
         checkpoint.load(self.shards, self.optimizer, Path(path))
 
     def save_model(self, path: str | Path) -> None:
-        """A Megatron checkpoint folder (`hf/`, `weights/`) without optimizer state, adapters added. Collective."""
+        """A Megatron checkpoint folder without optimizer state, adapters added. Collective."""
         checkpoint.save_model(self.shards, self.source_folder, Path(path))
 
     def save_adapter(self, path: str | Path, base: str, digest: str) -> None:
         """The adapters alone, as a folder that PEFT loads. Collective; rank 0 writes. See Policy."""
-        tensors, frozen = self.shards.adapter_tensors(), self.shards.frozen_tensors()
-        if self.groups.rank == 0:
-            belongs = AdapterBase(base, digest)
-            save_adapter(path, tensors, frozen, self.config.megatron_cfg.peft, belongs, hf_names(self.architecture))
-        else:
-            for _ in (*tensors, *frozen):
-                pass
-        self.groups.barrier()
+        write = partial(
+            save_adapter,
+            path,
+            config=self.config.megatron_cfg.peft,
+            base=AdapterBase(base, digest),
+            every=hf_names(self.architecture),
+        )
+        checkpoint.written_by_rank_0(write, self.shards.adapter_tensors(), self.shards.bases())
 
     def save_hf(self, path: str | Path) -> None:
         """A Hugging Face checkpoint folder, adapters added. Collective; rank 0 writes."""
-        weights = self.shards.hf_tensors()
-        if self.groups.rank == 0:
-            save_hf_checkpoint(path, weights, self.source_folder)
-        else:
-            for _ in weights:
-                pass
-        self.groups.barrier()
+        write = partial(save_hf_checkpoint, path, source=self.source_folder)
+        checkpoint.written_by_rank_0(write, self.shards.hf_tensors())
 
     # ----------------------------------------------------------------------------------------------- internals
 
@@ -329,7 +318,6 @@ class MegatronPolicy:
     def _loss(
         self, hidden: Tensor, layout: TokenLayout, micro: TrainBatch, normalizers: LossNormalizers
     ) -> tuple[Tensor, MetricSums]:
-        """Of a micro-batch, from the last stage's output."""
         if not isinstance(self.loss_fn, DistillationLoss):
             logprobs, entropy = (_scatter(values, layout) for values in self._token_logprobs(hidden, layout))
             return self.loss_fn(logprobs, micro, normalizers, entropy)
@@ -338,34 +326,23 @@ class MegatronPolicy:
         divergence, logprobs, entropy = (_scatter(values, layout) for values in found)
         return self.loss_fn(logprobs, micro, normalizers, entropy, divergence)
 
-    def _token_logprobs(
-        self, hidden: Tensor, layout: TokenLayout, *, with_entropy: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """float32 [R] logprobs and entropies of a micro-batch's trained tokens, from the last stage's output."""
-
-        def of(states: Tensor, weight: Tensor, targets: Tensor, layer: OutputLayer) -> Results:
-            where: dict[str, Any] = {**vars(layer), "sampled_from": self.loss_fn.sampled_from}
-            return linear_logprobs(states, weight, targets, with_entropy=with_entropy, **where)
-
-        logprobs, entropy = self._predicted(of, hidden, layout)
-        return logprobs, entropy
+    def _token_logprobs(self, hidden: Tensor, layout: TokenLayout, *, with_entropy: bool = True) -> Results:
+        of = partial(linear_logprobs, with_entropy=with_entropy, sampled_from=self.loss_fn.sampled_from)
+        return self._predicted(of, hidden, layout)
 
     def _predicted(self, of: Callable[..., Results], hidden: Tensor, layout: TokenLayout, *given: Tensor) -> Results:
-        """What a function of the output layer makes of the last stage's output at a micro-batch's trained tokens."""
+        """What a function of the output layer makes of a micro-batch's trained tokens."""
         select, weight = partial(self.model.predictors, hidden), self.model.output_weight()
         return self._outputs(of, select, weight, layout, layout.source, layout.targets, *given)
 
     def _predicted_ahead(self, hidden: Tensor, layout: TokenLayout) -> Iterator[Results]:
-        """What each depth of multi-token prediction makes of its targets: what `linear_predictions` says of them."""
-
-        def of(states: Tensor, weight: Tensor, targets: Tensor, layer: OutputLayer) -> Results:
-            return linear_predictions(states, weight, targets, **vars(layer))
-
         weight = self.model.output_weight()
         if self.config.megatron_cfg.mtp_detach_heads:
             weight = weight.detach()
         for states, ahead in zip(self.model.predict_ahead(hidden, layout), layout.ahead, strict=True):
-            yield self._outputs(of, partial(self.model.select, states), weight, layout, ahead.source, ahead.targets)
+            yield self._outputs(
+                linear_predictions, partial(self.model.select, states), weight, layout, ahead.source, ahead.targets
+            )
 
     def _moving(self) -> list[Tensor]:
         biases = [router.expert_bias.data for router in self.model.routers() if router.expert_bias is not None]
@@ -394,17 +371,3 @@ def _scatter(values: Tensor, layout: TokenLayout) -> Tensor:
     """[R, …] → [n, W, …], zero where nothing is trained."""
     flat = values.new_zeros(layout.shape[0] * layout.shape[1], *values.shape[1:])
     return flat.index_copy(0, layout.cells, values).view(*layout.shape, *values.shape[1:])
-
-
-def _off_device(tensor: Tensor) -> Tensor:
-    copy = tensor.to("cpu", copy=True)
-    return copy.pin_memory() if tensor.is_cuda else copy
-
-
-def _to_device(batch: TrainBatch, device: torch.device) -> TrainBatch:
-    if device.type == "cpu":
-        return batch
-    moved: dict[str, Any] = {
-        name: value.to(device, non_blocking=True) for name, value in vars(batch).items() if value is not None
-    }
-    return TrainBatch(**moved)

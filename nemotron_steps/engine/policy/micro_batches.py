@@ -1,4 +1,4 @@
-"""Which sequences of a global batch a rank computes together: by count, or under a budget of tokens."""
+"""Which sequences a rank computes together: by count, or under a budget of tokens."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -23,14 +24,14 @@ from nemotron_steps.models.architecture import Architecture
 
 @dataclass(frozen=True)
 class RowUse:
-    """Rows that can move a weight, and rows whose gradient is exactly zero, of which only metrics count."""
+    """Rows that can move a weight, and rows of which only metrics count."""
 
     gradient: list[int]
     metrics: list[int]
 
 
 def row_use(batch: TrainBatch, *, needs_advantage: bool) -> RowUse:
-    """Sort rows by use, without masked ones; where the gradient needs an advantage, rows of 0 have none."""
+    """Sort rows by use, without masked ones."""
     kept = batch.sample_mask > 0
     if not needs_advantage:
         return RowUse(torch.nonzero(kept).flatten().tolist(), [])
@@ -101,7 +102,7 @@ def plan_micro_batches(
 def _over_ranks(
     cut: Callable[[int], list[list[int]]], sizes: Sequence[int], budget: int, ranks: int
 ) -> list[list[int]]:
-    """Bins under about the smallest budget that makes no rank compute more of them than the whole budget does."""
+    """Bins under about the smallest budget that gives no rank more of them."""
     bins = cut(budget)
     if ranks == 1 or not bins:
         return bins
@@ -116,7 +117,7 @@ def _over_ranks(
 
 
 def token_multiple(config: PolicyConfig) -> int:
-    """What the tokens of a micro-batch are rounded up to, so that kernels meet fewer and aligned sizes."""
+    """What the tokens of a micro-batch are rounded up to, for fewer and aligned sizes."""
     rounds = [each.sequence_length_round for each in (config.sequence_packing, config.dynamic_batching) if each.enabled]
     return math.lcm(config.make_sequence_length_divisible_by, *rounds)
 
@@ -172,9 +173,19 @@ def _by_count(rows: Sequence[int], size: int, data_ranks: int, unit: int) -> lis
     return plan
 
 
+def on_device(batch: TrainBatch, device: torch.device) -> TrainBatch:
+    """A batch with its tensors there."""
+    if device.type == "cpu":
+        return batch
+    moved: dict[str, Any] = {
+        name: value.to(device, non_blocking=True) for name, value in vars(batch).items() if value is not None
+    }
+    return TrainBatch(**moved)
+
+
 @dataclass
 class RankWork:
-    """This rank's micro-batches of one pass over some rows; past its own it has idle ones, to keep step."""
+    """This rank's micro-batches of one pass; past its own it has idle ones, to keep step."""
 
     batch: TrainBatch
     own: list[list[int]]
@@ -201,10 +212,10 @@ class RankWork:
         micro = select_rows(tokens, self.rows(number), width=self.layout(number).shape[1])
         if self.is_idle(number):
             micro.sample_mask = torch.zeros_like(micro.sample_mask)
-        return micro
+        return on_device(micro, self.device)
 
     def layout(self, number: int) -> TokenLayout:
-        """Of a micro-batch's tokens, on the device; made once. EngineError where its experts are not this model's."""
+        """Of a micro-batch's tokens, on the device; made once."""
         if number not in self._layouts:
             rows = self.rows(number)
             layout = build_layout(self.batch, rows, divisible_by=self.divisible_by, ahead=self.ahead)

@@ -58,7 +58,7 @@ class Layer(torch.nn.Module):
         self.config, self.layer_number = config, number
 
     def is_fused(self, hidden: Tensor) -> bool:
-        """Whether attention and MLP are one function each with their norm: on one rank, in float32 on CPU."""
+        """Whether attention and MLP are one function each with their norm."""
         alone = self.config.tensor_model_parallel_size == 1
         return alone and hidden.device.type == "cpu" and hidden.dtype is torch.float32 and not self.adapted
 
@@ -97,7 +97,7 @@ class TransformerLayer(Layer):
 
 
 class HybridLayer(Layer):
-    """One mixer behind one norm, of the kind that a letter of the pattern names, under megatron-core's names."""
+    """One mixer behind one norm, of the kind that a letter of the pattern names."""
 
     KINDS = {  # noqa: RUF012
         "M": ("norm", "mixer"),  # Mamba-2
@@ -221,7 +221,7 @@ class PolicyModel(torch.nn.Module):
         return hidden if added is None else hidden + added
 
     def _run(self, block: torch.nn.Module, *inputs: Any) -> Any:
-        """With activation checkpointing computed again in the backward pass, which counts no experts."""
+        """With activation checkpointing computed again, which counts no experts."""
         if not (self.activation_checkpointing and torch.is_grad_enabled()):
             return block(*inputs)
 
@@ -231,7 +231,7 @@ class PolicyModel(torch.nn.Module):
         return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
     def predictors(self, hidden: Tensor, source: Tensor) -> Tensor:
-        """Normed hidden states [R, hidden] of some of this rank's tokens, from the last stage's output."""
+        """Normed hidden states [R, hidden] of some of this rank's tokens."""
         return self._final_norm(self.select(hidden, source))
 
     def select(self, hidden: Tensor, source: Tensor) -> Tensor:
@@ -239,7 +239,7 @@ class PolicyModel(torch.nn.Module):
         return self._of_all_tokens(hidden).flatten(0, 1).index_select(0, source)
 
     def predict_ahead(self, hidden: Tensor, tokens: TokenLayout) -> Iterator[Tensor]:
-        """States of each depth of multi-token prediction, from the last stage's output and like it."""
+        """States of each depth of multi-token prediction."""
         assert self.mtp is not None
         # The last norm sees all tokens, as it does where the model itself predicts: its gradients there and here are
         # then of one kind.
@@ -270,7 +270,7 @@ class PolicyModel(torch.nn.Module):
         return values.chunk(self.layout.context)[parallel_state.get_context_parallel_rank()]
 
     def angles(self, tokens: TokenLayout) -> Tensor:
-        """Cosines and sines of the tokens' positions, [2, T, 1, 1, head_dim]; of no angle where attention has none."""
+        """Cosines and sines of the tokens' positions, [2, T, 1, 1, head_dim]."""
         architecture = self.architecture
         longest = tokens.shape[1] if architecture.rotary else 1
         if self._angles.shape[1] < longest:
@@ -292,7 +292,7 @@ class PolicyModel(torch.nn.Module):
         return gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
-        """Token ids [T] of the whole layout → embeddings [T, 1, hidden] of this rank's share of them."""
+        """Token ids [T] of the whole layout → embeddings of this rank's share of them."""
         own = self.own_tokens(token_ids)
         if self.layout.tensor == 1:
             return F.embedding(own, self.embedding.word_embeddings.weight)[:, None]
@@ -300,7 +300,7 @@ class PolicyModel(torch.nn.Module):
 
 
 def transformer_config(architecture: Architecture, layout: ParallelDims, dtype: torch.dtype) -> TransformerConfig:
-    """megatron-core's config: no dropout, no biases but QKV's, no fused kernels that exist only for CUDA."""
+    """megatron-core's config: no dropout, no biases but QKV's, no fused kernels."""
     gated = architecture.activation == "swiglu"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about defaults of its own
@@ -320,11 +320,6 @@ def transformer_config(architecture: Architecture, layout: ParallelDims, dtype: 
             activation_func=F.silu if gated else squared_relu,
             hidden_dropout=0.0,
             attention_dropout=0.0,
-            bias_activation_fusion=False,
-            bias_dropout_fusion=False,
-            masked_softmax_fusion=False,
-            apply_rope_fusion=False,
-            gradient_accumulation_fusion=False,
             perform_initialization=False,
             params_dtype=dtype,
             bf16=dtype is torch.bfloat16,

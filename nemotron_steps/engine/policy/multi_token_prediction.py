@@ -42,7 +42,7 @@ class PredictionBlock(torch.nn.Module):
         self.final_layernorm = RmsNorm(config, width, eps)
 
     def forward(self, hidden: Tensor, embedded: Tensor, layout: TokenLayout, angles: Tensor) -> Tensor:
-        """States of the depth before and embeddings of the tokens ahead, [T, 1, hidden] each → states of this depth."""
+        """States of the depth before and embeddings of the tokens ahead → states of this depth."""
         states = linear(torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1), self.eh_proj.weight)
         added: Tensor | None = None
         for layer in self.inner_layers():
@@ -55,7 +55,7 @@ class PredictionBlock(torch.nn.Module):
 
 
 class MultiTokenPrediction(torch.nn.Module):
-    """One block for each depth, or one for all; `detach`: the model itself gets no gradient from here."""
+    """One block for each depth, or one for all; `detach`: the model gets no gradient."""
 
     def __init__(self, blocks: Sequence[PredictionBlock], *, detach: bool) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class MultiTokenPrediction(torch.nn.Module):
         *,
         run: Callable[..., Tensor],
     ) -> Iterator[Tensor]:
-        """States [T, 1, hidden] of each depth, ready for the output layer, from those after the last norm."""
+        """States [T, 1, hidden] of each depth, from those after the last norm."""
         if self.detach:
             hidden = hidden.detach()
         for depth, ahead in enumerate(layout.ahead):
@@ -100,7 +100,7 @@ class PredictionLoss:
         self._sums = torch.zeros(2, len(self._counts), dtype=torch.float64, device=on)
 
     def __call__(self, predicted: Sequence[Results], layout: TokenLayout, micro: TrainBatch) -> Tensor:
-        """This micro-batch's share of the loss; `predicted` [R]: logprobs, and 1 where the target is the mode."""
+        """This micro-batch's share of the loss, of `linear_predictions` of each depth."""
         mask = loss_mask(micro.token_mask, micro.sample_mask).flatten()
         losses, taken = [], []
         for (logprobs, hits), ahead, count in zip(predicted, layout.ahead, self._counts, strict=True):
@@ -112,7 +112,7 @@ class PredictionLoss:
         return self._scale * by_depth.sum()
 
     def metrics(self, groups: Groups) -> dict[str, float]:
-        """Of every depth: its loss in nats, and in percent how many tokens would be accepted. Collective."""
+        """Of every depth: its loss, and in percent how many tokens would be accepted."""
         if groups.data_size > 1:
             dist.all_reduce(self._sums, group=groups.data)
         found: dict[str, float] = {}

@@ -39,12 +39,10 @@ class FlatAdamW:
         buffers: Sequence[ParameterBuffer],
         config: OptimizerConfig,
         clip_groups: Sequence[ClipGroup],
-        *,
-        first_tensor_rank: bool,
     ) -> None:
         self.buffers, self.config = list(buffers), config
         self.steps = 0
-        self._clip_groups, self._first_tensor_rank = clip_groups, first_tensor_rank
+        self._clip_groups = clip_groups
         self.masters: list[Tensor] = []
         self.moments: list[dict[str, SplitTensor]] = []
         offloaded = config.optimizer_offload_fraction if config.optimizer_cpu_offload else 0.0
@@ -65,11 +63,6 @@ class FlatAdamW:
                 }
             )
 
-    def zero_gradients(self) -> None:
-        """Start a new global batch."""
-        for buffer in self.buffers:
-            buffer.start_gradients()
-
     def gradient_norms(self) -> list[float]:
         """Of the reduced gradient of each clip group over the whole model. Collective."""
         return [self._norm(group) for group in self._clip_groups]
@@ -79,7 +72,7 @@ class FlatAdamW:
         for buffers, groups in clip_group:
             squared = torch.zeros((), dtype=torch.float32, device=self.buffers[0].grads.device)
             for buffer in buffers:
-                squared += buffer.squared_norm(first_tensor_rank=self._first_tensor_rank)
+                squared += buffer.squared_norm()
             for group in groups:
                 if dist.get_world_size(group) > 1:
                     dist.all_reduce(squared, group=group)
@@ -141,7 +134,6 @@ class FlatAdamW:
         through_device(moments, ranges, update)
 
     def _adamw(self, state: list[list[Tensor]], lr: float, decayed: bool) -> None:
-        """Update float32 weights and moments in place: [weights, gradients, exp_avg, exp_avg_sq], each a list."""
         weights, gradients, exp_avg, exp_avg_sq = state
         if not weights:
             return
@@ -239,7 +231,7 @@ def _scheduler(entry: TorchSchedulerConfig, optimizer: torch.optim.Optimizer) ->
 
 
 def refuse_non_finite(loss: float, norms: Sequence[float], step: int, lr_key: str) -> None:
-    """Raise NonFiniteLossError where a step's loss or gradient is NaN or infinite, before it is taken."""
+    """NonFiniteLossError where a step's loss or gradient is NaN or infinite."""
     if not all(map(math.isfinite, (loss, *norms))):
         raise NonFiniteLossError(
             "the loss or its gradient is not finite; no weight was changed",

@@ -128,7 +128,7 @@ class ParameterBuffer:
         return found
 
     def reduce_gradients(self) -> None:
-        """Add up gradients over the ranks that have parts of them; with shards, only this rank's shard is complete."""
+        """Add up gradients over the ranks that have parts of them."""
         if self.tensor_group is not None and dist.get_world_size(self.tensor_group) > 1:
             for segment in self.segments:
                 if segment.kind.partial:
@@ -145,9 +145,10 @@ class ParameterBuffer:
         if self.shards > 1:
             all_gather(self.values, self.values[self.shard].clone(), self.data_group)
 
-    def squared_norm(self, *, first_tensor_rank: bool) -> Tensor:
+    def squared_norm(self) -> Tensor:
         """This rank's share of the squared gradient norm, a float32 scalar."""
-        counted = self.own_segments(lambda kind: not kind.duplicate and (first_tensor_rank or not kind.replicated))
+        first = self.tensor_group is None or dist.get_rank(self.tensor_group) == 0
+        counted = self.own_segments(lambda kind: not kind.duplicate and (first or not kind.replicated))
         total = torch.zeros((), dtype=torch.float32, device=self.grads.device)
         for segment in counted:
             total += squared_sum(self.grads[segment.start : segment.end])
@@ -182,7 +183,7 @@ _SPLIT_ALIGNMENT = 128
 
 
 class SplitTensor:
-    """A flat tensor of which a `fraction`, its end, is in host memory, pinned where the device is a GPU."""
+    """A flat tensor of which a `fraction`, its end, is in host memory."""
 
     def __init__(self, size: int, fraction: float, *, dtype: torch.dtype, device: torch.device) -> None:
         kept = -(-int(size * (1 - fraction)) // _SPLIT_ALIGNMENT) * _SPLIT_ALIGNMENT if fraction else size
@@ -212,7 +213,7 @@ class SplitTensor:
 def through_device(
     tensors: Mapping[str, SplitTensor], ranges: Sequence[slice], update: Callable[[slice, dict[str, Tensor]], None]
 ) -> None:
-    """Update host parts on the device: while one piece is computed, the next comes and the one before goes back."""
+    """Update host parts on the device, piece by piece, while others come and go."""
     first = next(iter(tensors.values()))
     kept, device = first.on_device.numel(), first.on_device.device
     pieces = [
@@ -230,7 +231,7 @@ def through_device(
 
 
 class _Lane:
-    """Room for one piece on the device, with a stream that brings pieces and takes them away."""
+    """Room for one piece on the device, with a stream of its own."""
 
     def __init__(self, tensors: Mapping[str, SplitTensor], device: torch.device) -> None:
         self._tensors = tensors

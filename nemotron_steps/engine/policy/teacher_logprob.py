@@ -1,4 +1,4 @@
-"""A teacher's top-k tokens, and the policy's divergence from it, straight from hidden states, as logprob.py does."""
+"""A teacher's top-k tokens, and the policy's divergence from it, from hidden states."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nemotron_steps.errors import EngineError
 def linear_topk(
     k: int, hidden: Tensor, weight: Tensor, targets: Tensor, layer: OutputLayer
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A teacher's float32 [R] logprobs of targets, [R, k] of its top k (0: none), and int32 [R, k] those tokens."""
+    """float32 [R] logprobs of targets, [R, k] of the top k, and int32 [R, k] those tokens."""
     weight, total = layer.rows(weight), hidden.shape[0]
     logprobs = torch.empty(total, device=hidden.device)
     topk = torch.empty(total, k, device=hidden.device)
@@ -45,21 +45,8 @@ def linear_topk(
 
 
 def linear_states(hidden: Tensor, weight: Tensor, targets: Tensor, layer: OutputLayer) -> tuple[Tensor, Tensor]:
-    """float32 [R] logprobs of the targets, and the states [R, hidden] that whole distributions can be made of again."""
+    """float32 [R] logprobs of the targets, and the states [R, hidden]."""
     return linear_topk(0, hidden, weight, targets, layer)[0], hidden.float()
-
-
-def linear_divergence(
-    comparison: Comparison,
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    first: Tensor,
-    second: Tensor,
-    layer: OutputLayer,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """float32 [R] nats, with gradients to hidden and weight; and without, [R] logprobs of targets and entropies."""
-    return _LinearDivergence.apply(hidden, weight, targets, first, second, comparison, layer)
 
 
 Comparison = Callable[..., tuple[Tensor, Tensor]]
@@ -68,7 +55,7 @@ Comparison = Callable[..., tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class TopkTokens:
-    """Compares a teacher's top-k tokens: given float32 [R, k] logprobs and int32 [R, k] tokens of `linear_topk`."""
+    """Compares a teacher's top-k tokens, given what `linear_topk` says of them."""
 
     kl: TeacherKl
 
@@ -110,7 +97,7 @@ class WholeDistributions:
 def compared(
     kl: TeacherKl, layout: TokenLayout, micro: TrainBatch, weights: Sequence[Tensor]
 ) -> tuple[Comparison, Tensor, Tensor]:
-    """How a micro-batch is compared, and what its teachers have left of each trained token, [R, ...] twice."""
+    """How a micro-batch is compared, and what its teachers have left of each trained token."""
     if micro.teacher_states is not None and micro.teacher_number is not None:
         numbers = micro.teacher_number[layout.cells // layout.shape[1]]
         return WholeDistributions(kl, weights), micro.teacher_states.flatten(0, 1)[layout.cells], numbers
@@ -121,21 +108,23 @@ def compared(
 
 
 class _LinearDivergence(torch.autograd.Function):
+    """float32 [R] nats, with gradients; and without, logprobs of targets and entropies."""
+
     @staticmethod
     def forward(
         ctx: Any,
+        comparison: Comparison,
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
         first: Tensor,
         second: Tensor,
-        comparison: Comparison,
         layer: OutputLayer,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.comparison, ctx.layer = comparison, layer
         total, own = hidden.shape[0], layer.rows(weight)
         divergence, logprobs, entropy = (torch.empty(total, device=hidden.device) for _ in range(3))
-        needs_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        needs_grad = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         direction = torch.empty_like(hidden) if needs_grad else None
         for part in layer.chunks(total):
             found = _chunk(hidden[part], own, targets[part], first[part], second[part], comparison, layer)
@@ -153,16 +142,19 @@ class _LinearDivergence(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, first, second, direction = ctx.saved_tensors
         layer, scale = ctx.layer, grad.to(hidden.dtype)[:, None]
-        grad_hidden = direction * scale if ctx.needs_input_grad[0] else None
+        grad_hidden = direction * scale if ctx.needs_input_grad[1] else None
         grad_weight = None
-        if ctx.needs_input_grad[1]:
+        if ctx.needs_input_grad[2]:
             own, scaled = layer.rows(weight), hidden * scale
             grad_weight = torch.zeros_like(weight, dtype=torch.float32)
             for part in layer.chunks(hidden.shape[0]):
                 found = _chunk(hidden[part], own, targets[part], first[part], second[part], ctx.comparison, layer)
                 grad_weight[: own.shape[0]] += outer_product(found[3].to(weight.dtype), scaled[part])
             grad_weight = grad_weight.to(weight.dtype)
-        return grad_hidden, grad_weight, None, None, None, None, None
+        return None, grad_hidden, grad_weight, None, None, None, None
+
+
+linear_divergence = _LinearDivergence.apply
 
 
 def _chunk(
@@ -174,7 +166,7 @@ def _chunk(
     comparison: Comparison,
     layer: OutputLayer,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Divergences, logprobs and entropies [n] of some tokens, and the divergences' gradient in this rank's logits."""
+    """Divergences, logprobs, entropies [n], and the divergences' gradient in the logits."""
     logits = linear_forward(hidden, weight).float()
     lse = layer.log_sum_exp(logits)
     log_p = logits - lse[:, None]

@@ -100,17 +100,16 @@ def frozen_teacher(config: PolicyConfig, name: str, checkpoint: Path, vocab_size
 
 
 def rows_of(name: str, batch: TrainBatch, names: Sequence[str | None]) -> tuple[list[int], TrainBatch]:
-    """The trained rows that are a teacher's, and their batch; routers are its own, not the policy's."""
+    """The trained rows that are a teacher's, and their batch, without replayed experts."""
     rows = [row for row, chosen in enumerate(names) if chosen == name and batch.sample_mask[row] > 0]
     return rows, select_rows(dataclasses.replace(batch, routed_experts=None), rows)
 
 
 def topk_tokens(teacher: MegatronPolicy, batch: TrainBatch, k: int) -> list[Tensor]:
-    """[N, T] logprobs of the tokens, [N, T, k] of the teacher's top k, and int32 [N, T, k] those. Collective."""
+    """[N, T] logprobs of the tokens, [N, T, k] of the teacher's top k, and those."""
     results = [*_zeros(batch, (), (k,)), *_zeros(batch, (k,), dtype=torch.int32)]
     return teacher.outputs(batch, partial(linear_topk, k), results)
 
 
 def _zeros(batch: TrainBatch, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """[N, T, *shape] each."""
     return [torch.zeros(*batch.input_ids.shape, *shape, dtype=dtype) for shape in shapes]

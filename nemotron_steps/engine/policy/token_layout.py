@@ -1,4 +1,4 @@
-"""How the sequences of a micro-batch become one flat run of tokens, without padding and without repeated prompts.
+"""The sequences of a micro-batch as flat tokens, without padding and repeated prompts.
 
 Only attention and scans need to know which token belongs where:
 
@@ -8,10 +8,10 @@ Only attention and scans need to know which token belongs where:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ class Grid:
 
 @dataclass
 class Ahead:
-    """What one depth of multi-token prediction reads and predicts, `depth` tokens further on than the model itself."""
+    """What one depth of multi-token prediction reads and predicts."""
 
     token_ids: Tensor  # int64 [T], the token so many places after each, or 0
     source: Tensor  # int64 [R], flat token that predicts each trained token
@@ -54,51 +54,31 @@ Row = tuple[tuple[Range, ...], Range]
 """Its prompt, if that is shared; its own tokens."""
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Consecutive queries of one sequence, and the ranges of flat tokens that the last of them sees."""
+class Segment(NamedTuple):
+    """Consecutive queries of one sequence, and the ranges that the last of them sees."""
 
     queries: Range
     keys: tuple[Range, ...]
 
 
 class VarlenSegments:
-    """The queries in some ranges of the flat tokens, and which keys they see.
+    """The queries in ascending ranges of the flat tokens, and which keys they see.
 
     The last query of a segment sees all its keys, each one before it one less: a causal mask aligned at its end.
     """
 
     def __init__(self, rows: Sequence[Row], ranges: Iterable[Range], device: torch.device) -> None:
-        self.segments = list(_segments(rows, ranges))
-        self._device = device
-        self._queries = [size(segment.queries) for segment in self.segments]
-        self._keys = [sum(map(size, segment.keys)) for segment in self.segments]
-
-    @cached_property
-    def keys(self) -> Tensor:
-        """int64: the keys that each segment sees, one segment after another."""
-        ranges = [torch.arange(*keys) for segment in self.segments for keys in segment.keys]
-        return torch.cat(ranges).to(self._device)
-
-    @cached_property
-    def cu_seqlens(self) -> tuple[Tensor, Tensor]:
-        """int32 [segments + 1] each, where a segment's queries begin and where its keys do."""
-        counts = torch.tensor([(0, 0), *zip(self._queries, self._keys, strict=True)], dtype=torch.int32)
-        queries, keys = counts.cumsum(0, dtype=torch.int32).to(self._device).unbind(1)
-        return queries.contiguous(), keys.contiguous()
-
-    @property
-    def max_seqlens(self) -> tuple[int, int]:
-        """Most queries and most keys of a segment."""
-        return max(self._queries), max(self._keys)
-
-
-def _segments(rows: Sequence[Row], ranges: Iterable[Range]) -> Iterator[Segment]:
-    for first, after in ranges:
-        for prompt, (start, end) in rows:
+        self.segments: list[Segment] = []
+        for (first, after), (prompt, (start, end)) in product(ranges, rows):
             queries = max(first, start), min(after, end)
             if queries[0] < queries[1]:
-                yield Segment(queries, (*prompt, (start, queries[1])))
+                self.segments.append(Segment(queries, (*prompt, (start, queries[1]))))
+        counts = [(size(segment.queries), sum(map(size, segment.keys))) for segment in self.segments]
+        bounds = torch.tensor([(0, 0), *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32).t().contiguous()
+        self.cu_seqlens = bounds.to(device).unbind()  # where a segment's queries begin and where its keys do
+        self.max_seqlens = tuple(map(max, zip(*counts, strict=True)))
+        keys = [torch.arange(*each) for segment in self.segments for each in segment.keys]
+        self.keys = torch.cat(keys).to(device)  # that each segment sees, one segment after another
 
 
 @dataclass
@@ -134,7 +114,7 @@ class TokenLayout:
 
     @cached_property
     def mask(self) -> Tensor:
-        """bool [suffix rows, 1, suffix width, prompt width + suffix width], what a suffix's tokens see."""
+        """bool [suffix rows, 1, suffix width, prompt width + suffix width]."""
         assert self.suffix is not None and self.parent is not None
         rows, width, before = self.suffix.rows, self.suffix.width, self.whole.width
         own = torch.ones(width, width, dtype=torch.bool, device=self.parent.device).tril_().expand(rows, -1, -1)
@@ -146,7 +126,7 @@ class TokenLayout:
 
     @cached_property
     def occurrences(self) -> Tensor:
-        """float32 [T], in how many of the n sequences each token is; padding in none, idle ones count nothing."""
+        """float32 [T], in how many of the n sequences each token is."""
         device, total = self.token_ids.device, self.token_ids.shape[0]
         counts = torch.ones(total, device=device)
         counts[total - self.padding :] = 0
@@ -186,8 +166,7 @@ def build_layout(
     prompt = np.where(trained.any(axis=1), trained.argmax(axis=1), lengths)
     shared = np.maximum(prompt - ahead, 0)
     contents = [prompt_content(batch, row, int(tokens)) for row, tokens in zip(index, prompt, strict=True)]
-    sharing = _shared_prompts(contents, shared, lengths, trained) if share_prompts else _Sharing([], {}, {})
-    parents, parent_of, carrier = sharing
+    parents, parent_of, carrier = _shared_prompts(contents if share_prompts else [], shared, lengths, trained)
     alone = [row for row in range(len(index)) if row not in parent_of and row not in carrier]
     # Whole rows: each shared prompt once (from its first rollout), then every unshared sequence.
     whole_rows = np.asarray([*parents, *alone], dtype=np.int64)
@@ -200,15 +179,18 @@ def build_layout(
     suffix_starts = total_whole + _starts(suffix_lengths)
     total = total_whole + int(suffix_lengths.sum())
 
-    places = _Places(np.zeros(len(index), np.int64), np.zeros(len(index), np.int64), lengths.copy())
-    places.head[alone] = whole_starts[len(parents) :]
-    if len(suffix_rows):
-        places.head[suffix_rows] = whole_starts[suffix_parents]
-        places.split[suffix_rows] = shared[suffix_rows]
-        places.tail[suffix_rows] = suffix_starts - shared[suffix_rows]
+    # Token t of row r is at head[r] + t below split[r], at tail[r] + t from there on.
+    head, tail, split = np.zeros(len(index), np.int64), np.zeros(len(index), np.int64), lengths.copy()
+    head[alone] = whole_starts[len(parents) :]
+    head[suffix_rows] = whole_starts[suffix_parents]
+    split[suffix_rows] = shared[suffix_rows]
+    tail[suffix_rows] = suffix_starts - shared[suffix_rows]
     for row, carried_by in carrier.items():
-        places.head[row] = places.head[carried_by]
+        head[row] = head[carried_by]
     row_of, column = np.nonzero(trained)
+
+    def places(row: Ints, column: Ints) -> Ints:
+        return np.where(column < split[row], head[row], tail[row]) + column
 
     cell_row = np.repeat(np.concatenate([whole_rows, suffix_rows]), np.concatenate([whole_lengths, suffix_lengths]))
     positions = np.concatenate(
@@ -223,7 +205,7 @@ def build_layout(
         following = np.where(inside, ids[cell_row, np.minimum(place, width - 1)], 0)
         far = column > depth
         of, to = row_of[far], column[far]
-        reading = np.pad(following, (0, padding)), places.of(of, to - depth - 1), ids[of, to], of * width + to
+        reading = np.pad(following, (0, padding)), places(of, to - depth - 1), ids[of, to], of * width + to
         depths.append(Ahead(*map(torch.from_numpy, reading)))
     routed = None
     if batch.routed_experts is not None:
@@ -235,30 +217,19 @@ def build_layout(
         whole=_grid(whole_lengths),
         suffix=_grid(suffix_lengths) if len(suffix_rows) else None,
         parent=torch.from_numpy(suffix_parents) if len(suffix_rows) else None,
-        source=torch.from_numpy(places.of(row_of, column - 1)),
+        source=torch.from_numpy(places(row_of, column - 1)),
         targets=torch.from_numpy(ids[row_of, column]),
         cells=torch.from_numpy(row_of * width + column),
         shape=(len(index), width),
         spans=_row_spans(len(parents), whole_lengths, suffix_lengths, suffix_parents, padding),
-        carried=tuple((int(places.head[row]), int(places.head[row] + lengths[row])) for row in carrier),
+        carried=tuple((int(head[row]), int(head[row] + lengths[row])) for row in carrier),
         routed_experts=routed,
         ahead=tuple(depths),
     )
 
 
-class _Places(NamedTuple):
-    """Where rows' tokens are: token t of row r is at head[r] + t below split[r], at tail[r] + t from there on."""
-
-    head: Ints
-    tail: Ints
-    split: Ints
-
-    def of(self, row: Ints, column: Ints) -> Ints:
-        return np.where(column < self.split[row], self.head[row], self.tail[row]) + column
-
-
 def _needed(batch: TrainBatch, index: Ints) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-    """(token ids [n, W], lengths [n] up to the last trained token, which tokens are trained [n, W]) of rows."""
+    """Token ids [n, W], lengths up to the last trained token, and which are trained."""
     ids = batch.input_ids.numpy()[index]
     lengths = np.maximum(batch.lengths.numpy()[index].astype(np.int64), 1)
     trained = batch.token_mask.numpy()[index] > 0
@@ -294,20 +265,19 @@ def _row_spans(parents: int, whole_lengths: Ints, suffix_lengths: Ints, suffix_p
     )
 
 
-class _Sharing(NamedTuple):
-    parents: list[int]  # row that each shared prompt is taken from
-    parent_of: dict[int, int]  # row with a suffix → number of its prompt
-    carrier: dict[int, int]  # row that needs nothing of its own → row that carries it
-
-
 def prompt_content(batch: TrainBatch, row: int, tokens: int) -> bytes:
-    """What rows must have in common to be computed once: token ids, and the experts replayed for them."""
+    """What rows must have in common to be computed once."""
     content = batch.input_ids[row, :tokens].numpy().tobytes()
     return content if batch.routed_experts is None else content + batch.routed_experts[row, :tokens].numpy().tobytes()
 
 
-def _shared_prompts(contents: Sequence[bytes], shared: Ints, lengths: Ints, trained: npt.NDArray[np.bool_]) -> _Sharing:
-    """A row whose answer is one token is predicted from the prompt's end, where another row has that prompt."""
+def _shared_prompts(
+    contents: Sequence[bytes], shared: Ints, lengths: Ints, trained: npt.NDArray[np.bool_]
+) -> tuple[list[int], dict[int, int], dict[int, int]]:
+    """Rows that shared prompts are taken from, rows with a suffix → number of their prompt, rows → their carrier.
+
+    A row whose answer is one token is predicted from the prompt's end, where another row has that prompt.
+    """
     by_prompt: dict[bytes, list[int]] = {}
     for row, content in enumerate(contents):
         if shared[row] > 0 and trained[row].any():
@@ -322,7 +292,7 @@ def _shared_prompts(contents: Sequence[bytes], shared: Ints, lengths: Ints, trai
             parents.append(longer[0])
         carries = longer[0] if longer else sharing[0]
         carrier.update({row: carries for row in sharing if row != carries and row not in longer})
-    return _Sharing(parents, parent_of, carrier)
+    return parents, parent_of, carrier
 
 
 def _spans(lengths: npt.NDArray[Any]) -> Spans:

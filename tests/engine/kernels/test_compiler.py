@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -154,22 +155,16 @@ def test_a_compiler_that_is_not_there_is_no_crash(given, monkeypatch, caplog: py
     assert said.endswith("hint: unset CC   # gcc is taken then" if shutil.which("gcc") else f"hint: {compiler.INSTALL}")
 
 
-def test_where_no_gcc_would_be_taken_the_hint_is_how_to_install_one(
-    tmp_path, monkeypatch, caplog: pytest.LogCaptureFixture
-):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("CC", "/nowhere/cc")
-    assert compiler.library() is None
-    (said,) = warnings(caplog)
-    assert said.endswith(f"hint: {compiler.INSTALL}")
-
-
-def test_a_second_process_compiles_nothing(counted, folder):
+def test_a_second_process_compiles_nothing_and_another_version_of_the_compiler_anew(counted, tmp_path, folder):
     program, noted = counted
-    first = compiler.build([program, "gcc"], folder)
-    assert compilations(noted) == 2
-    assert compiler.build([program, "gcc"], folder) == first
-    assert compilations(noted) == 2
+    version = tmp_path / "version"
+    versioned = script(tmp_path / "versioned", f'case $1 in --version) cat {version};; *) {program} {GCC} "$@";; esac')
+    built = []
+    for told, compiled in (("13.1", 2), ("13.1", 2), ("13.2", 4), ("13.1", 4)):
+        version.write_text(told)
+        built.append(compiler.build([versioned], folder))
+        assert compilations(noted) == compiled
+    assert built[0] == built[1] == built[3] != built[2]
 
 
 @pytest.mark.parametrize("name", ["answer.c", "answer.h"])
@@ -180,16 +175,6 @@ def test_a_changed_source_compiles_anew(name, sources, folder):
     after = compiler.build([GCC], folder)
     assert after != before
     assert answer(compiler.load([GCC], folder)) == 43
-
-
-def test_another_version_of_the_compiler_compiles_anew(tmp_path, folder):
-    version = tmp_path / "version"
-    program = script(tmp_path / "versioned", f'case $1 in --version) cat {version};; *) exec {GCC} "$@";; esac')
-    built = set()
-    for told in ("13.1", "13.2", "13.1"):
-        version.write_text(told)
-        built.add(compiler.build([program], folder))
-    assert len(built) == 2
 
 
 @pytest.mark.parametrize(
@@ -261,24 +246,42 @@ def test_the_kept_library_is_what_is_loaded(planted, folder):
     assert answer(compiler.load([GCC], folder)) == 13
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
-def test_a_folder_that_others_may_write_to_is_not_read(mode, planted, folder, caplog: pytest.LogCaptureFixture):
-    folder.chmod(mode)
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+NOBODY = 65534
+SHARED = {
+    "group": (lambda folder: folder.chmod(0o770), "others may write to"),
+    "others": (lambda folder: folder.chmod(0o707), "others may write to"),
+    "sticky": (lambda folder: folder.chmod(0o1777), "others may write to"),
+    "given away": (lambda folder: os.chown(folder, NOBODY, NOBODY), "belongs to another user"),
+    "in one given away": (lambda folder: os.chown(folder.parent, NOBODY, NOBODY), "belongs to another user"),
+}
+
+
+@pytest.mark.parametrize("how", [pytest.param(how, marks=ROOT if "given" in how else ()) for how in SHARED])
+def test_a_folder_that_others_could_have_written_is_not_read(how, planted, folder, caplog):
+    share, why = SHARED[how]
+    share(folder)
     assert answer(compiler.load([GCC], folder)) == 42
     (said,) = warnings(caplog)
-    assert "others may write to" in said
+    assert why in said
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
-@pytest.mark.parametrize("given_away", ["", ".."])
-def test_a_folder_of_another_user_is_not_read(given_away, planted, folder, caplog: pytest.LogCaptureFixture):
-    os.chown(folder / given_away, 65534, 65534)
+REPLACED = {
+    "of another user": lambda planted: os.chown(planted, NOBODY, NOBODY),
+    "that others may write": lambda planted: planted.chmod(0o722),
+    "a link": lambda planted: planted.symlink_to(planted.rename(planted.parents[3] / "elsewhere.so")),
+}
+
+
+@pytest.mark.parametrize("how", [pytest.param(how, marks=ROOT if "user" in how else ()) for how in REPLACED])
+def test_a_library_that_others_could_have_written_is_replaced(how, planted, folder):
+    REPLACED[how](planted)
     assert answer(compiler.load([GCC], folder)) == 42
-    (said,) = warnings(caplog)
-    assert "belongs to another user" in said
+    state = planted.lstat()
+    assert (stat.S_IMODE(state.st_mode), state.st_uid, stat.S_ISLNK(state.st_mode)) == (0o700, os.geteuid(), False)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+@ROOT
 def test_a_users_own_folder_may_lie_in_one_of_roots(folder, monkeypatch):
     compiler.build([GCC], folder)
     os.chown(folder, 65534, 65534)
@@ -288,25 +291,6 @@ def test_a_users_own_folder_may_lie_in_one_of_roots(folder, monkeypatch):
     os.chown(folder.parent, 65533, 65533)
     with pytest.raises(PermissionError, match="belongs to another user"):
         compiler.build([GCC], folder)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
-def test_a_library_of_another_user_is_replaced(planted, folder):
-    os.chown(planted, 65534, 65534)
-    assert answer(compiler.load([GCC], folder)) == 42
-    assert planted.stat().st_uid == os.geteuid()
-
-
-def test_a_library_that_others_may_write_is_replaced(planted, folder):
-    planted.chmod(0o722)
-    assert answer(compiler.load([GCC], folder)) == 42
-    assert planted.stat().st_mode & 0o777 == 0o700
-
-
-def test_a_link_is_replaced(planted, folder, tmp_path):
-    planted.symlink_to(planted.rename(tmp_path / "elsewhere.so"))
-    assert answer(compiler.load([GCC], folder)) == 42
-    assert not planted.is_symlink()
 
 
 def test_a_broken_library_is_compiled_anew(folder):

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,18 +56,6 @@ def test_the_updates_of_a_step_report_what_one_update_on_all_of_it_would() -> No
         {n: v for n, v in expected.items() if n not in losses}, rel=1e-5
     )
     assert found["loss"] == pytest.approx(sum(part["loss"] for part in parts) / 3)
-
-
-def test_data_parallel_ranks_agree_with_one_process(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("reduce_metrics.py")
-    subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, timeout=120)
-    batch, lp = random_batch(rows=6, seed=2)
-    normalizers = count_normalizers(batch)
-    _, sums = PolicyGradientLoss(LossFnConfig(reference_policy_kl_penalty=0.1))(lp, batch, normalizers)
-    expected = finalize_metrics(sums, normalizers)
-    for rank in range(2):
-        got = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert got == pytest.approx(expected, rel=1e-5, abs=1e-7)
 
 
 def test_rewards_are_reported_per_environment_without_failures() -> None:

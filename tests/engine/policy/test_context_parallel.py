@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from nemotron_steps.engine.policy.distributed.context_parallel import head_shares
-from nemotron_steps.engine.policy.distributed.partial_all_to_all import Exchange, collect, spread
+from nemotron_steps.engine.policy.distributed.context_parallel import Exchange, collect, head_shares, spread
 from nemotron_steps.models.megatron_core import ensure_process_group
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -39,7 +37,7 @@ def test_values_and_gradients_equal_log_softmax(tokens, vocab, padding, chunk, k
     kept, logprob.KEPT_RESIDUAL_BYTES = logprob.KEPT_RESIDUAL_BYTES, 10**9 if keep else 0
     try:
         found, entropy = logprob.linear_logprobs(
-            hidden, weight, targets, chunk=chunk, vocab_size=vocab, sampled_from=SampledFrom(temperature)
+            hidden, weight, targets, OutputLayer(chunk, vocab), sampled_from=SampledFrom(temperature)
         )
         (found * factors).sum().backward()
     finally:
@@ -87,7 +85,7 @@ def test_top_k_and_top_p_leave_a_softmax_over_the_tokens_they_keep(
     asked, before = SampledFrom(temperature, top_p, top_k), targets.clone()
     kept_bytes, logprob.KEPT_RESIDUAL_BYTES = logprob.KEPT_RESIDUAL_BYTES, 10**9 if keep else 0
     try:
-        found, entropy = logprob.linear_logprobs(*leaves, targets, chunk=chunk, sampled_from=asked)
+        found, entropy = logprob.linear_logprobs(*leaves, targets, OutputLayer(chunk, vocab), sampled_from=asked)
         (torch.where(inside, found, 0.0) * factors).sum().backward()
     finally:
         logprob.KEPT_RESIDUAL_BYTES = kept_bytes
@@ -104,68 +102,22 @@ def test_top_k_and_top_p_leave_a_softmax_over_the_tokens_they_keep(
 def test_ties_with_the_lightest_kept_token_are_kept():
     hidden, weight = torch.ones(3, 1), torch.tensor([[2.0], [1.0], [1.0], [0.0]])
     found, _ = logprob.linear_logprobs(
-        hidden, weight, torch.tensor([1, 2, 3]), chunk=8, sampled_from=SampledFrom(top_k=2)
+        hidden, weight, torch.tensor([1, 2, 3]), OutputLayer(8, 4), sampled_from=SampledFrom(top_k=2)
     )
     kept = torch.tensor([2.0, 1.0, 1.0]).log_softmax(-1)[1].item()
     assert found.tolist() == pytest.approx([kept, kept, -math.inf])
 
 
-class Ranks:
-    """As many threads as ranks, for `torch.distributed` of one group."""
-
-    ReduceOp = torch.distributed.ReduceOp
-
-    def __init__(self, count):
-        self._barrier, self._rank, self._sent = threading.Barrier(count), threading.local(), [None] * count
-
-    def run(self, work):
-        def of(rank):
-            self._rank.value = rank
-            return work(rank)
-
-        with ThreadPoolExecutor(len(self._sent)) as pool:
-            return list(pool.map(of, range(len(self._sent))))
-
-    def get_world_size(self, group):
-        return len(self._sent)
-
-    def get_rank(self, group):
-        return self._rank.value
-
-    def all_reduce(self, values, op=torch.distributed.ReduceOp.SUM, group=None):
-        self._sent[self._rank.value] = values.clone()
-        self._barrier.wait(10)
-        parts = torch.stack(self._sent)
-        self._barrier.wait(10)
-        how = {self.ReduceOp.SUM: torch.sum, self.ReduceOp.MAX: torch.amax, self.ReduceOp.MIN: torch.amin}[op]
-        values.copy_(how(parts, 0))
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_a_hit_is_a_target_that_is_the_most_likely_token_on_whichever_rank(ranks, monkeypatch):
+def test_a_hit_is_a_target_that_is_the_most_likely_token():
     generator = torch.Generator().manual_seed(0)
     # Whole numbers, so that equal logits are common and equal to the bit.
     hidden, weight = (torch.randint(-2, 3, (rows, 6), generator=generator).float() for rows in (60, 12))
     logits = hidden @ weight[:11].T  # the last row is padding
     likely, also = logits.max(-1).indices, 10 - logits.flip(-1).max(-1).indices
     targets = torch.stack((likely, also, (likely + 1) % 11))[torch.arange(60) % 3, torch.arange(60)]
-    assert (also // 4 != likely // 4).sum() > 5  # of equals the first counts, on whichever rank the others are
-    if ranks > 1:
-        monkeypatch.setattr(logprob, "dist", threads := Ranks(ranks))
-        share = weight.shape[0] // ranks
-
-        def work(rank):
-            own = weight[rank * share : (rank + 1) * share]
-            where = {"chunk": 7, "vocab_size": 11, "vocab_start": rank * share, "group": object()}
-            return logprob.linear_predictions(hidden, own, targets, **where)
-
-        found = threads.run(work)
-    else:
-        found = [logprob.linear_predictions(hidden, weight, targets, chunk=7, vocab_size=11)]
-    expected = logits.log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
-    for logprobs, hits in found:
-        torch.testing.assert_close(logprobs, expected)
-        assert torch.equal(hits, (targets == likely).float())
+    logprobs, hits = logprob.linear_predictions(hidden, weight, targets, OutputLayer(7, 11))
+    torch.testing.assert_close(logprobs, logits.log_softmax(-1).gather(1, targets[:, None]).squeeze(1))
+    assert torch.equal(hits, (targets == likely).float())  # of equals the first counts
 
 
 def test_memory_does_not_grow_with_tokens_times_vocabulary():
@@ -180,14 +132,14 @@ def test_memory_does_not_grow_with_tokens_times_vocabulary():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        logprob.linear_logprobs(hidden, weight, torch.randint(0, vocab, (tokens,)), chunk=chunk)
+        logprob.linear_logprobs(hidden, weight, torch.randint(0, vocab, (tokens,)), OutputLayer(chunk, vocab))
     assert sum(kept) < 4 * (2 * tokens * width + vocab * width + 4 * tokens) + 1
 
 
 def test_a_huge_logit_does_not_overflow():
     hidden = torch.tensor([[100.0, 0.0], [-100.0, 50.0]], requires_grad=True)
     weight = torch.tensor([[10.0, 0.0], [-10.0, 0.0], [0.0, 10.0]])
-    found, entropy = logprob.linear_logprobs(hidden, weight, torch.tensor([0, 2]), chunk=8)
+    found, entropy = logprob.linear_logprobs(hidden, weight, torch.tensor([0, 2]), OutputLayer(8, 3))
     assert bool(found.isfinite().all()) and bool(entropy.isfinite().all())
     assert found[0] == 0.0 and found[1] == -500.0
 
@@ -231,7 +183,7 @@ def test_in_16_bits_tokens_that_the_policy_is_sure_of_have_the_gradient_of_what_
     hidden = hidden.to(device, torch.bfloat16).requires_grad_()
     weight = weight.to(device, torch.bfloat16).requires_grad_()
     targets = targets.to(device)
-    found, entropy = logprob.linear_logprobs(hidden, weight, targets, chunk=7)
+    found, entropy = logprob.linear_logprobs(hidden, weight, targets, OutputLayer(7, 97))
     grad = torch.rand(24, generator=generator).to(device, torch.bfloat16).float() + 0.5
     (found * grad).sum().backward()
 

@@ -153,14 +153,6 @@ def test_a_prompt_is_computed_once_for_rows_that_replay_the_same_experts_for_it(
         assert torch.equal(layout.routed_experts[6 * number : 6 * number + 6], batch.routed_experts[row, :6])
 
 
-def test_a_row_of_one_trained_token_is_carried_by_another_wherever_that_is():
-    batch = grouped_batch(prompts=((5, 4),), width=12)
-    batch.lengths[:] = torch.tensor([6, 9, 8, 6])
-    layout = build_layout(batch, range(4))
-    assert (layout.whole_tokens, len(layout.token_ids)) == (5, 5 + 3 + 2)
-    assert layout.occurrences.tolist() == [4.0] * 5 + [1.0] * 5
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     prompts=groups,

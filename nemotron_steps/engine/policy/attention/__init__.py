@@ -1,1 +1,1 @@
-"""The policy's attention: packed rows that may share a prompt, by our own kernels or torch's."""
+"""The policy's attention over packed rows that may share a prompt."""

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from nemotron_steps.engine.kernels.cpu_layers import attention_half, native_attention, runs_natively
 from nemotron_steps.engine.kernels.fused import split_heads
-from nemotron_steps.engine.kernels.varlen import pad, unpad
-from nemotron_steps.engine.policy.attention.few_heads import gqa_kv_exchange, part_attention
+from nemotron_steps.engine.kernels.varlen import pad, size, unpad
 from nemotron_steps.engine.policy.attention.flash import flat_flash_attention
 from nemotron_steps.engine.policy.distributed.context_parallel import (
+    columns,
     from_shares,
     head_shares,
+    spread,
     to_heads,
     to_shares,
     to_tokens,
@@ -33,11 +34,11 @@ from megatron.core.transformer.enums import AttnMaskType  # noqa: E402
 from megatron.core.transformer.identity_op import IdentityOp  # noqa: E402
 
 if TYPE_CHECKING:
-    from nemotron_steps.engine.policy.token_layout import Grid, TokenLayout
+    from nemotron_steps.engine.policy.token_layout import Grid, TokenLayout, VarlenSegments
 
 
 def flat_attention(query: Tensor, key: Tensor, value: Tensor, layout: TokenLayout) -> Tensor:
-    """Attention in each sequence: [T, heads, head_dim] with [T, key-value heads, head_dim] → [T, heads · head_dim]."""
+    """[T, heads, head_dim] with [T, key-value heads, head_dim] → [T, heads · head_dim]."""
     if query.is_cuda and query.dtype is not torch.float32:
         return flat_flash_attention(query, key, value, layout)
     whole, count, gqa = layout.whole, layout.whole_tokens, query.shape[1] != key.shape[1]
@@ -66,8 +67,38 @@ def flat_attention(query: Tensor, key: Tensor, value: Tensor, layout: TokenLayou
     return torch.cat(outs) if len(outs) > 1 else outs[0]
 
 
+def part_attention(query: Tensor, key: Tensor, value: Tensor, part: VarlenSegments) -> Tensor:
+    """Attend within each sequence: query [queries, heads, head_dim], in the order of `part`, to keys of all T tokens.
+
+    Every rank has queries, if only padding's, so that all take part in every exchange of the backward pass.
+    """
+    if query.is_cuda and query.dtype is not torch.float32:
+        seen_keys, seen_values = key.index_select(0, part.keys), value.index_select(0, part.keys)
+        flash: Tensor = torch.ops.aten._flash_attention_forward(
+            query.contiguous(), seen_keys, seen_values, *part.cu_seqlens, *part.max_seqlens, 0.0, True, False
+        )[0]
+        return flash.flatten(1)
+    outs = []
+    queries = torch.split(query, [size(segment.queries) for segment in part.segments])
+    for segment, asking in zip(part.segments, queries, strict=True):
+        seen = [torch.cat([of[first:after] for first, after in segment.keys]) for of in (key, value)]
+        rows, columns = asking.shape[0], seen[0].shape[0]
+        mask = torch.ones(rows, columns, dtype=torch.bool, device=query.device).tril_(columns - rows)
+        heads_first = [states.transpose(0, 1)[None] for states in (asking, *seen)]
+        out = F.scaled_dot_product_attention(
+            heads_first[0],
+            heads_first[1],
+            heads_first[2],
+            attn_mask=mask if rows < columns else None,
+            is_causal=rows == columns,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        outs.append(out[0].transpose(0, 1))
+    return torch.cat(outs).flatten(1)
+
+
 class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
-    """megatron-core's self-attention with its parameters and names, computing over flat tokens."""
+    """megatron-core's self-attention, over flat tokens."""
 
     def __init__(self, config: Any, number: int, head_norm: type[torch.nn.Module] | None) -> None:
         super().__init__(
@@ -93,9 +124,8 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
         config, width = self.config, self.hidden_size_per_attention_head
         mixed = column_linear(self.linear_qkv, hidden)
         if self.shares_heads:
-            mixed = gqa_kv_exchange(
-                mixed.squeeze(1), config.num_attention_heads, config.num_query_groups, width, self.pg_collection.tp
-            )
+            tp, counts = self.pg_collection.tp, (config.num_attention_heads, config.num_query_groups)
+            mixed = spread(mixed.squeeze(1), columns(*counts, width, tp.size(), tp.rank()), tp)
         grouped = mixed.view(mixed.shape[0], self.groups, self.queries + 2, width)
         scale = self._head_norm() if config.qk_layernorm else None
         if config.context_parallel_size == 1 and runs_natively(grouped):
@@ -121,7 +151,7 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
         return from_shares(out, shares, group)
 
     def after_norm(self, hidden: Tensor, norm: torch.nn.RMSNorm, layout: TokenLayout, cos_sin: Tensor) -> Tensor:
-        """hidden + attention of its norm, on one rank, in float32 on CPU; shapes as in `forward`."""
+        """hidden + attention of its norm, on one rank, in float32 on CPU."""
         if self.linear_qkv.bias is not None or self.config.context_parallel_size > 1 or not runs_natively(hidden):
             return hidden + self(norm(hidden), layout, cos_sin)
         assert norm.eps is not None
@@ -145,7 +175,7 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
 
 
 def _pad(tokens: Tensor, grid: Grid) -> Tensor:
-    """[tokens, heads, head_dim] → [rows, width, heads, head_dim]; padding repeats a row's last token."""
+    """[tokens, …] → [rows, width, …]; padding repeats a row's last token."""
     return pad(tokens, grid.pad, grid.unpad).view(grid.rows, grid.width, *tokens.shape[1:])
 
 

@@ -91,7 +91,7 @@ class _FlatFlash(torch.autograd.Function):
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, rows: Spans, columns: Spans, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output [tokens, heads, head_dim], log-sum-exp float32 [heads, tokens], and the (unused) dropout state."""
+    """Output, log-sum-exp float32 [heads, tokens], and the (unused) dropout state."""
     out, lse, rng, _, _ = torch.ops.aten._flash_attention_forward(
         query, key, value, rows.cu_seqlens, columns.cu_seqlens, rows.max_seqlen, columns.max_seqlen, 0.0, causal, False
     )

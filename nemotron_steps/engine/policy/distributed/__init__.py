@@ -1,1 +1,1 @@
-"""A policy over several ranks: parallel sizes and groups, exchanges, pipeline schedules, shards."""
+"""A policy over several ranks."""

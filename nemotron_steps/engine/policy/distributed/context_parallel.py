@@ -1,4 +1,4 @@
-"""Context parallelism: each rank computes a share of a micro-batch's tokens.
+"""Exchanges of heads between ranks, and context parallelism: each rank computes a share of the tokens.
 
 For attention tokens are exchanged for heads (DeepSpeed Ulysses, arXiv 2309.14509), and back. Fewer key-value heads
 than ranks are sent to several ranks; fewer query heads part the queries (docs/internals/more_ranks_than_heads.md).
@@ -7,6 +7,7 @@ than ranks are sent to several ranks; fewer query heads part the queries (docs/i
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,8 +16,101 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nemotron_steps.engine.kernels.varlen import Range
-from nemotron_steps.engine.policy.distributed.partial_all_to_all import Exchange, collect, spread
+from nemotron_steps.engine.kernels.varlen import Range, size
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Who gets what of dimension 1 of tensors [n, width, …], with the same n on every rank."""
+
+    width: int
+    sent: tuple[tuple[Range, ...], ...]  # rank → ranges that it gets
+    received: tuple[int, ...]  # rank → how much comes from it
+    along: int  # dimension of what is received: 1, or 0 for the same columns of rows of their own
+
+
+def spread(states: Tensor, exchange: Exchange, group: dist.ProcessGroup) -> Tensor:
+    """[n, width, …] of every rank → what this rank wants of them. Collective."""
+    return _PartialAllToAll.apply(states, exchange, group, False)
+
+
+def collect(parts: Tensor, exchange: Exchange, group: dist.ProcessGroup) -> Tensor:
+    """What `spread` returned → [n, width, …], sums where several ranks had the same."""
+    return _PartialAllToAll.apply(parts, exchange, group, True)
+
+
+class _PartialAllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, exchange: Exchange, group: dist.ProcessGroup, home: bool) -> Tensor:
+        ctx.exchange, ctx.group, ctx.home = exchange, group, home
+        return (_collect if home else _spread)(tensor, exchange, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return (_spread if ctx.home else _collect)(grad, ctx.exchange, ctx.group), None, None, None
+
+
+def _spread(states: Tensor, exchange: Exchange, group: dist.ProcessGroup) -> Tensor:
+    rows, tail = states.shape[0], states.shape[2:]
+    outgoing = [
+        torch.cat([states[:, first:after] for first, after in ranges], dim=1) if ranges else states[:, :0]
+        for ranges in exchange.sent
+    ]
+    incoming = _send(outgoing, [rows * count for count in exchange.received], tail, group)
+    shapes = [(rows, count, *tail) for count in exchange.received]
+    parts = [part.view(shape) for part, shape in zip(incoming, shapes, strict=True) if shape[1]]
+    return torch.cat(parts, dim=exchange.along)
+
+
+def _collect(parts: Tensor, exchange: Exchange, group: dist.ProcessGroup) -> Tensor:
+    sources = [count for count in exchange.received if count]
+    rows = parts.shape[0] if exchange.along == 1 else parts.shape[0] // len(sources)
+    tail, totals = parts.shape[2:], [sum(map(size, ranges)) for ranges in exchange.sent]
+    pieces = iter(torch.split(parts, sources if exchange.along == 1 else rows, dim=exchange.along))
+    outgoing = [next(pieces) if count else parts[:0] for count in exchange.received]
+    incoming = _send(outgoing, [rows * total for total in totals], tail, group)
+    # Several half-precision parts of the same columns are added up in float32.
+    exact = sum(totals) > exchange.width and parts.dtype.itemsize < 4
+    states = parts.new_zeros(rows, exchange.width, *tail, dtype=torch.float32 if exact else parts.dtype)
+    for piece, total, ranges in zip(incoming, totals, exchange.sent, strict=True):
+        returned = torch.split(piece.view(rows, total, *tail), list(map(size, ranges)), dim=1)
+        for (first, after), part in zip(ranges, returned, strict=True):
+            states[:, first:after] += part
+    return states.to(parts.dtype)
+
+
+def _send(
+    outgoing: Sequence[Tensor], sizes: Sequence[int], tail: Sequence[int], group: dist.ProcessGroup
+) -> tuple[Tensor, ...]:
+    """A tensor for each rank → a flat one from each, `sizes` of them times `tail`."""
+    flat = torch.cat([tensor.reshape(-1) for tensor in outgoing])
+    counts = [count * math.prod(tail) for count in sizes]
+    arrived = flat.new_empty(sum(counts))
+    dist.all_to_all_single(arrived, flat, counts, [tensor.numel() for tensor in outgoing], group=group)
+    return torch.split(arrived, counts)
+
+
+@cache
+def columns(heads: int, key_value_heads: int, head_dim: int, ranks: int, rank: int) -> Exchange:
+    """Which columns of linear_qkv's product go where, under more tensor-parallel ranks than key-value heads.
+
+    What a rank then has is [T, (heads / ranks + 2) · head_dim].
+    """
+    width = (heads + 2 * key_value_heads) * head_dim // ranks
+    queries, sharing = heads // ranks * head_dim, ranks // key_value_heads
+
+    def wanted(by: int) -> tuple[Range, Range]:
+        start = by // sharing * sharing * width
+        first = start + by % sharing * queries
+        return (first, first + queries), (start + sharing * queries, start + sharing * width)
+
+    def sent(source: int, by: int) -> tuple[Range, ...]:
+        held = source * width, (source + 1) * width
+        cut = [(max(first, held[0]) - held[0], min(after, held[1]) - held[0]) for first, after in wanted(by)]
+        return tuple((first, after) for first, after in cut if first < after)
+
+    received = tuple(sum(map(size, sent(source, rank))) for source in range(ranks))
+    return Exchange(width, tuple(sent(rank, by) for by in range(ranks)), received, along=1)
 
 
 @dataclass(frozen=True)
@@ -34,7 +128,7 @@ class HeadShares:
 
 @cache
 def head_shares(heads: int, key_value_heads: int, ranks: int, rank: int) -> HeadShares | None:
-    """For the heads of a tensor-parallel rank; None where all of them divide over the ranks, see `to_heads`."""
+    """For a tensor-parallel rank; None where all heads divide over the ranks: `to_heads`."""
     if key_value_heads % ranks == 0:
         return None
     parts = math.gcd(heads, ranks)  # of the heads, a rank in each `block` having one
@@ -75,20 +169,20 @@ def head_shares(heads: int, key_value_heads: int, ranks: int, rank: int) -> Head
 def to_shares(
     query: Tensor, key: Tensor, value: Tensor, shares: HeadShares, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """[T / ranks, heads, head_dim] of this rank's tokens → what this rank attends with. Collective."""
+    """[T / ranks, heads, head_dim] → what this rank attends with. Collective."""
     key_value = spread(torch.cat((key, value), dim=2), shares.keys, group)
     whole_key, whole_value = key_value.chunk(2, dim=2)
     return spread(query, shares.queries, group), whole_key, whole_value
 
 
 def from_shares(states: Tensor, shares: HeadShares, group: dist.ProcessGroup) -> Tensor:
-    """[queries, heads / parts · head_dim] → [T / ranks, heads, head_dim] of this rank's tokens. Collective."""
+    """[queries, heads / parts · head_dim] → [T / ranks, heads, head_dim]. Collective."""
     each = max(shares.queries.received)
     return collect(states.view(states.shape[0], each, -1), shares.queries, group)
 
 
 def to_heads(states: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[T / ranks, heads, head_dim] of this rank's tokens → [T, heads / ranks, head_dim] of all tokens."""
+    """[T / ranks, heads, head_dim] → [T, heads / ranks, head_dim]."""
     return _Exchange.apply(states, group, 1, 0)
 
 
@@ -97,13 +191,8 @@ def to_tokens(states: Tensor, group: dist.ProcessGroup) -> Tensor:
     return _Exchange.apply(states, group, 0, 1)
 
 
-def sum_parts(values: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Sum over ranks that each hold part of a result and then all compute the same: the gradient passes unchanged."""
-    return _SumParts.apply(values, group)
-
-
 class _Exchange(torch.autograd.Function):
-    """Split dimension `give` over the ranks and concatenate what they send along dimension `take`."""
+    """Split along `give` over the ranks, concatenate what they send along `take`."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, group: dist.ProcessGroup, give: int, take: int) -> Tensor:
@@ -124,6 +213,8 @@ def _exchange(states: Tensor, group: dist.ProcessGroup, give: int, take: int) ->
 
 
 class _SumParts(torch.autograd.Function):
+    """Sum over ranks that then all compute the same: the gradient passes unchanged."""
+
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:
         total = values.clone()
@@ -133,3 +224,6 @@ class _SumParts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
+
+
+sum_parts = _SumParts.apply

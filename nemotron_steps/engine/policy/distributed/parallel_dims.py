@@ -1,4 +1,4 @@
-"""The parallel layout of a policy: how many ranks share its tensors, layers, tokens, experts and data."""
+"""The parallel layout of a policy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ParallelDims:
 
     @classmethod
     def from_config(cls, config: MegatronConfig, architecture: Architecture) -> ParallelDims:
-        """The layout `policy.megatron_cfg` asks for, checked against the model. ConfigError if they do not fit."""
+        """The layout of `policy.megatron_cfg`; ConfigError where it does not fit the model."""
         sizes = ParallelConfig(
             tensor=config.tensor_model_parallel_size,
             pipeline=config.pipeline_model_parallel_size,
@@ -50,7 +50,7 @@ class ParallelDims:
 
 
 def initialize(layout: ParallelDims) -> None:
-    """Create megatron-core's process groups for the layout. ConfigError when the world is not a multiple of it."""
+    """Create megatron-core's process groups; ConfigError when the world does not fit."""
     load_megatron_core()
     ensure_process_group()
     from megatron.core import parallel_state
@@ -144,7 +144,7 @@ class Groups:
             dist.barrier()
 
     def from_last_stage(self, value: Any) -> Any:
-        """A JSON-serialisable value of the last pipeline stage, on every stage. Collective over the stages."""
+        """A JSON-serialisable value of the last pipeline stage, on every stage. Collective."""
         if self.stages == 1:
             return value
         source = dist.get_process_group_ranks(self.pipeline)[-1]

@@ -16,7 +16,7 @@ from torch import Tensor
 from nemotron_steps.engine.policy.distributed.parallel_dims import Groups
 
 Forward = Callable[[int, Tensor | None], Tensor]
-"""(micro-batch, hidden states of the previous stage or None) → hidden states to send on; on the last stage the loss."""
+"""(micro-batch, received hidden states) → those to send on; on the last stage the loss."""
 Shape = Callable[[int], tuple[int, ...]]
 """Shape of the hidden states of a micro-batch between stages."""
 
@@ -80,7 +80,7 @@ class Pipeline:
         send: list[tuple[int | None, Tensor | None]] | None = None,
         receive: list[tuple[int | None, tuple[int, ...]]] | None = None,
     ) -> list[Tensor | None]:
-        """Send and receive at once, or neighbours would wait for each other; with a peer of None nothing."""
+        """Send and receive at once, or neighbours would wait for each other."""
         operations: list[dist.P2POp] = []
         buffers: list[Tensor | None] = []
         for peer, tensor in send or []:

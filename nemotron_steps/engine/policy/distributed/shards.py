@@ -1,4 +1,4 @@
-"""Which parameters a rank holds, which part of each, and how whole tensors come from and go to all ranks."""
+"""Which part of each parameter a rank holds, and whole tensors from all ranks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from nemotron_steps.config.layout.parallel_config import stage_layers
@@ -101,11 +102,11 @@ class ModelShards:
                 if target is None:
                     continue
                 if parameter.of_experts:
-                    part = tensor if len(tensor) == len(target) else tensor[self.own_experts]
-                else:
-                    padded = self._pad_vocabulary(parameter, tensor)
-                    part = shard(parameter, padded, self.groups.tensor_rank, self.layout.tensor)
-                target.copy_(part)
+                    target.copy_(tensor if len(tensor) == len(target) else tensor[self.own_experts])
+                    continue
+                missing = -tensor.shape[0] % self.layout.tensor if _is_vocabulary(parameter) else 0
+                whole = F.pad(tensor, (0, 0, 0, missing)) if missing else tensor
+                target.copy_(shard(parameter, whole, self.groups.tensor_rank, self.layout.tensor))
 
     @property
     def own_experts(self) -> slice:
@@ -118,7 +119,7 @@ class ModelShards:
         return AdaptedWeights(
             self,
             whole=partial(self.hf_tensors, with_mtp=False),
-            changed=partial(self._split_bases, adapted=True),
+            changed=partial(self.bases, adapted=True),
             frozen=partial(self.hf_tensors, with_mtp=False, adapted=False),
             adapters=self._adapter_halves,
             whole_modules=whole_modules(
@@ -140,11 +141,8 @@ class ModelShards:
                 yield peft_name(hf_weight(name), "A"), linear_in
                 yield name, rows
 
-    def frozen_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Hugging Face-named whole tensors that adapters are added to, without those. Collective."""
-        return self._split_bases(adapted=False)
-
-    def _split_bases(self, *, adapted: bool) -> Iterator[tuple[str, Tensor]]:
+    def bases(self, *, adapted: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """Hugging Face-named whole tensors that adapters are added to, with or without those. Collective."""
         for pair in self.adapters:
             yield from split(pair.base, self._whole(pair.base, adapted=adapted), self.architecture)
 
@@ -251,12 +249,6 @@ class ModelShards:
 
     def _is_apart(self, parameter: Parameter) -> bool:
         return self.mtp_apart and of_mtp(parameter, self.architecture)
-
-    def _pad_vocabulary(self, parameter: Parameter, tensor: Tensor) -> Tensor:
-        missing = -tensor.shape[0] % self.layout.tensor
-        if not _is_vocabulary(parameter) or not missing:
-            return tensor
-        return torch.nn.functional.pad(tensor, (0, 0, 0, missing))
 
 
 def _is_vocabulary(parameter: Parameter) -> bool:

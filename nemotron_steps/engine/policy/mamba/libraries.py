@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def library_for(what: str, like: Tensor, plain: Any, *sizes: Any) -> Any | None:
-    """A library's function (of LIBRARIES) for tensors like one, or None; with as little memory as now, tried again."""
+    """A library's function for tensors like one, or None; tried again after lack of memory."""
     if not like.is_cuda or like.dtype is torch.float32:
         return None
     try:
@@ -43,7 +43,7 @@ def _chosen(what: str, *given: Any) -> Any | None:
 
 
 def if_it_works(what: str, name: str, load: Callable[[], Any], attempt: Callable[[Any], None]) -> Any | None:
-    """A library's function, if it can be imported and passes `attempt`; torch.OutOfMemoryError says nothing of it."""
+    """A library's function, if it can be imported and passes `attempt`."""
     try:
         found = load()
     except Exception as error:  # built for another torch, CUDA or Triton, it fails in as many ways
@@ -70,7 +70,7 @@ def if_it_works(what: str, name: str, load: Callable[[], Any], attempt: Callable
 def try_scan(
     scan: Any, plain: Any, device: torch.device, dtype: torch.dtype, heads: Sequence[int], groups: Sequence[int]
 ) -> None:
-    """RuntimeError where results or gradients, of rows with and without states, differ by more than rounding."""
+    """RuntimeError where results or gradients differ by more than rounding."""
     generator = torch.Generator(device).manual_seed(0)
     runs = Runs([70, 3, 200], device=device)
     shapes = [(runs.tokens, *heads), (runs.tokens, heads[0]), (runs.tokens, *groups), (runs.tokens, *groups)]
@@ -131,7 +131,7 @@ def distance(found: Tensor, expected: Tensor) -> float:
 
 
 def _import_triton_part(module: str) -> Any:
-    """A module of mamba_ssm's in Triton, if need be without the package's own, which imports a CUDA extension."""
+    """A module in Triton, if need be without the package's own, which imports CUDA's."""
     name = f"mamba_ssm.ops.triton.{module}"
     try:
         found = importlib.import_module(name)
@@ -153,7 +153,7 @@ TUNED = 3
 
 
 def _tune_less() -> None:
-    """Leave each kernel TUNED configurations of middle size: its first pass would compile all ten for minutes."""
+    """Leave each kernel TUNED configurations of ten, or it would compile for minutes."""
 
     def in_flight(config: Any) -> int:
         return math.prod(size for size in config.kwargs.values() if isinstance(size, int)) * int(config.num_stages)

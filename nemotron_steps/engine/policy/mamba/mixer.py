@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nemotron_steps.engine.kernels.varlen import Range
-from nemotron_steps.engine.policy.distributed.context_parallel import to_tokens
+from nemotron_steps.engine.policy.distributed.context_parallel import Exchange, spread, to_tokens
 from nemotron_steps.engine.policy.distributed.parallel_dims import device
-from nemotron_steps.engine.policy.distributed.partial_all_to_all import Exchange, spread
 from nemotron_steps.engine.policy.layers import column_linear, row_linear
 from nemotron_steps.engine.policy.mamba.libraries import library_for
 from nemotron_steps.engine.policy.mamba.scan import conv, scan, time_steps
@@ -114,7 +113,6 @@ class MambaMixer(torch.nn.Module):
         return row_linear(self.out_proj, gated_norm(y, gate, self.norm.weight, self.groups, self.eps)[:, None])
 
     def _recur(self, rest: Tensor, layout: TokenLayout, rank: int, ranks: int) -> Tensor:
-        """Convolution and scan of all tokens with the heads of one context-parallel rank → [T, heads · head_dim]."""
         runs = runs_of(layout)
         weight: Tensor = self.conv1d.weight
         bias: Tensor | None = self.conv1d.bias
@@ -138,7 +136,7 @@ class MambaMixer(torch.nn.Module):
 
 
 def head_ranges(heads: int, head_dim: int, groups: int, state: int, rank: int, ranks: int) -> tuple[Range, ...]:
-    """Where the heads of one of `ranks` ranks are among the columns x, B, C, dt; groups may be several ranks'."""
+    """Where the heads of one rank are among the columns x, B, C, dt."""
     inner, each = heads * head_dim, heads // ranks
     first, after = rank * groups // ranks, -(-(rank + 1) * groups // ranks)
     before = inner + 2 * groups * state
@@ -151,7 +149,7 @@ def head_ranges(heads: int, head_dim: int, groups: int, state: int, rank: int, r
 
 
 def head_exchange(heads: int, head_dim: int, groups: int, state: int, rank: int, ranks: int) -> Exchange:
-    """From all columns x, B, C, dt of this rank's tokens to its own heads' columns of all tokens."""
+    """From all columns of this rank's tokens to its own heads' columns of all tokens."""
     sent = tuple(head_ranges(heads, head_dim, groups, state, other, ranks) for other in range(ranks))
     wanted = sum(after - first for first, after in sent[rank])
     return Exchange(sent[0][-1][0] + heads, sent, (wanted,) * ranks, along=0)

@@ -38,7 +38,7 @@ def conv(states: Tensor, weight: Tensor, bias: Tensor | None, runs: Runs, window
 
 
 def last_window(states: Tensor, runs: Runs, kernel: int, window: Tensor | None = None) -> Tensor:
-    """The windows after each row's last token, [rows, C, K − 1]; arguments as of `conv`, whose inputs these are."""
+    """The windows after each row's last token, [rows, C, K − 1], of the inputs of `conv`."""
     gaps = runs.gaps(kernel - 1)
     last = _with_gaps(states, window, runs, kernel - 1)[gaps.last.flatten()]
     return last.view(-1, kernel - 1, states.shape[1]).transpose(1, 2)
@@ -117,7 +117,7 @@ class _Conv(torch.autograd.Function):
 _MOST_CHUNKS = 64
 """Of a segment: states go from each to each by one product."""
 _MOST_SCORES = 2**25
-"""Of a segment, [chunks, H, Q, Q]; several segments are computed again, so that memory does not grow with them."""
+"""Of a segment, [chunks, H, Q, Q]; several segments are computed again."""
 
 
 def scan(
@@ -170,7 +170,6 @@ def _scan_level(
     initial: Tensor | None,
     final: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """`scan` of one level of rows: x, dt, b, c of its tokens, and its own initial and final states."""
     level = runs.levels[number]
     width = min(chunk_size, int(level.lengths.max()))
     heads = a.shape[0]
@@ -211,7 +210,7 @@ def _segment(
     segment: Segment,
     final: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Outputs of a segment's tokens, and states after its m rows if needed; `entering`: before the first of them."""
+    """Outputs of a segment's tokens, and states after its rows if needed."""
     count, groups, state = segment.count, b.shape[1], b.shape[2]
     heads, head_dim = x.shape[1:]
     each = heads // groups
@@ -254,7 +253,7 @@ def _factors(x: Tensor) -> torch.dtype:
 def _between_chunks(
     added: Tensor, last: Tensor, entering: Tensor | None, segment: Segment, final: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """States before each chunk, [K, H, P, N] (None: all empty), and after rows; `added`: what each chunk adds."""
+    """States before each chunk, [K, H, P, N] (None: all empty), and after rows."""
     count, rows = segment.row.shape[0], segment.first.shape[0]
     if entering is None and count == rows:  # no row has more than one chunk
         return None, added if final else added[-1:]

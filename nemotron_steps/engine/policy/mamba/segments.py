@@ -31,7 +31,6 @@ class Segment:
     unpad: Tensor | None  # int64 [tokens], cell of each token
     filled: Tensor | None  # float32 [K, width, 1]: 1 in cells that are tokens
     rows: slice  # the first may have begun earlier, the last end later
-    continues: bool
     goes_on: bool  # the last row ends in a later segment
     row: Tensor  # int64 [K], row of each chunk, counted from the first
     first: Tensor  # int64 [m], each row's first chunk here
@@ -65,7 +64,7 @@ class Batches:
 
 @dataclass
 class Level:
-    """Runs that depend on no other of their level: all that begin empty, or all that continue those."""
+    """All runs that begin empty, or all that continue those."""
 
     lengths: Ints
     tokens: slice
@@ -82,10 +81,8 @@ class Level:
         within = np.arange(len(row)) - np.repeat(np.cumsum(chunks_of_row) - chunks_of_row, chunks_of_row)
         sizes = np.minimum(self.lengths[row] - within * width, width)
         starts = np.cumsum(sizes) - sizes
-        return [
-            self._segment(row, sizes, starts, slice(begin, min(begin + most, len(row))), width, device)
-            for begin in range(0, len(row), most)
-        ]
+        parts = [slice(begin, min(begin + most, len(row))) for begin in range(0, len(row), most)]
+        return [self._segment(row, sizes, starts, part, width, device) for part in parts]
 
     def batches(self, device: torch.device) -> Batches:
         """Fewer than half of the cells of a batch of more than one row are padding."""
@@ -100,7 +97,7 @@ class Level:
         unpad = np.empty(int(own.sum()), np.int64)
         unpad[pad[real]] = np.flatnonzero(real)
         arrays = pad, unpad, real.astype(np.float32)[:, None], rows, np.argsort(rows)
-        return Batches(shapes, *(torch.from_numpy(array).to(device, non_blocking=True) for array in arrays))
+        return Batches(shapes, *(_moved(array, device) for array in arrays))
 
     def _segment(
         self, row: Ints, sizes: Ints, starts: Ints, chunks: slice, width: int, device: torch.device
@@ -116,26 +113,26 @@ class Level:
         counted = np.bincount(row[chunks] - first_row, minlength=1)
         last = np.cumsum(counted) - 1
 
-        def move(array: npt.NDArray[Any] | None) -> Any:
-            return None if array is None else torch.from_numpy(array).to(device, non_blocking=True)
-
         return Segment(
             tokens=slice(begin, begin + int(own.sum())),
             count=count,
-            pad=move(pad),
-            unpad=move(unpad),
-            filled=move(filled),
+            pad=_moved(pad, device),
+            unpad=_moved(unpad, device),
+            filled=_moved(filled, device),
             rows=slice(first_row, last_row + 1),
-            continues=chunks.start > 0 and int(row[chunks.start - 1]) == first_row,
             goes_on=chunks.stop < len(row) and int(row[chunks.stop]) == last_row,
-            row=move(row[chunks] - first_row),
-            first=move(last - counted + 1),
-            last=move(last),
+            row=_moved(row[chunks] - first_row, device),
+            first=_moved(last - counted + 1, device),
+            last=_moved(last, device),
         )
 
 
+def _moved(array: npt.NDArray[Any] | None, device: torch.device) -> Any:
+    return None if array is None else torch.from_numpy(array).to(device, non_blocking=True)
+
+
 class Runs:
-    """Sequences one after another in flat tokens: those that begin empty first, then those with `parents`."""
+    """Sequences in flat tokens: those that begin empty first, then those with `parents`."""
 
     def __init__(
         self,
@@ -165,13 +162,13 @@ class Runs:
     @cached_property
     def parent(self) -> Tensor:
         """int64 [rows − roots] on the device."""
-        return torch.from_numpy(self.parents).to(self.device, non_blocking=True)
+        return _moved(self.parents, self.device)
 
     @cached_property
     def row_of_token(self) -> list[Tensor]:
         """Of each level, int32 [1, tokens] on the device."""
         rows = [np.repeat(np.arange(level.rows, dtype=np.int32), level.lengths)[None] for level in self.levels]
-        return [torch.from_numpy(row).to(self.device, non_blocking=True) for row in rows]
+        return [_moved(row, self.device) for row in rows]
 
     @cached_property
     def batches(self) -> list[Batches]:
@@ -186,11 +183,8 @@ class Runs:
 
     def gaps(self, taps: int) -> Gaps:
         """Room for what precedes each row."""
-        if taps not in self._gaps:
-            self._gaps[taps] = self._gaps_of(taps)
-        return self._gaps[taps]
-
-    def _gaps_of(self, taps: int) -> Gaps:
+        if taps in self._gaps:
+            return self._gaps[taps]
         rows = len(self.lengths)
         ends = np.cumsum(self.lengths)
         # What the gap of each row holds: flat tokens, or −1 − (cell of the first rows' windows).
@@ -206,7 +200,9 @@ class Runs:
         whole = np.zeros(self.tokens + rows * taps, np.int64)
         whole[cells], whole[gap_cells] = np.arange(self.tokens), np.maximum(flat, 0)
         arrays = whole, cells, gap_cells[flat >= 0], flat[flat >= 0], gap_cells[flat < 0], -1 - flat[flat < 0], last
-        return Gaps(*(torch.from_numpy(array).to(self.device, non_blocking=True) for array in arrays))
+        gaps = Gaps(*(_moved(array, self.device) for array in arrays))
+        self._gaps[taps] = gaps
+        return gaps
 
 
 def runs_of(layout: TokenLayout) -> Runs:

@@ -28,7 +28,7 @@ from megatron.core import parallel_state  # noqa: E402
 
 
 class MoeLayer(torch.nn.Module):
-    """Router, experts and what is around them; `number` is of the model's mixtures, None in multi-token prediction."""
+    """Router, experts and what is around them; `number` is of the model's mixtures."""
 
     def __init__(self, config: Any, architecture: Architecture, layout: ParallelDims, freeze_router: bool) -> None:
         super().__init__()
@@ -66,7 +66,6 @@ class MoeLayer(torch.nn.Module):
         return mixed if self.shared_experts is None else self.shared_experts(hidden) + mixed
 
     def _routed(self, states: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """The weighted sum of what each token's experts make of it, [T, width] → the same shape."""
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
         back = inverse(order)
@@ -81,7 +80,7 @@ class MoeLayer(torch.nn.Module):
 
 
 class Experts(torch.nn.Module):
-    """This rank's experts as one tensor each product: SwiGLU MLPs, or relu² ones without a gate."""
+    """This rank's experts as one tensor each product."""
 
     def __init__(self, architecture: Architecture, count: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -92,7 +91,7 @@ class Experts(torch.nn.Module):
         self.linear_fc2 = _Weight(count, outer, inner, dtype=dtype)
 
     def forward(self, states: Tensor, counts: Tensor) -> Tensor:
-        """Tokens sorted by expert [n, width], and how many each expert has [experts] → [n, width]."""
+        """Tokens sorted by expert [n, width], and how many each has → [n, width]."""
         inner = self.activate(_grouped_linear(states, self.linear_fc1.weight, counts))
         return _grouped_linear(inner, self.linear_fc2.weight, counts)
 
@@ -112,7 +111,7 @@ def _grouped_linear(states: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 
 
 def on_all_ranks(experts: Experts, states: Tensor, counts: Tensor, ranks: int) -> Tensor:
-    """Tokens [n, width], sorted by expert, to their experts' ranks and back. Collective over expert ranks."""
+    """Tokens [n, width], sorted by expert, to their experts' ranks and back. Collective."""
     group = parallel_state.get_expert_model_parallel_group()
     incoming = torch.empty_like(counts)
     dist.all_to_all_single(incoming, counts, group=group)
@@ -136,19 +135,14 @@ def inverse(order: Tensor) -> Tensor:
 
 
 def to_choices(states: Tensor, order: Tensor, back: Tensor) -> Tensor:
-    """Every token once for each of its k choices, sorted by expert: [T, width] → [T · k, width]."""
+    """Every token once for each choice, sorted by expert: [T, width] → [T · k, width]."""
     if states.is_cuda:
         return _ToChoices.apply(states, order, back)
     return states.index_select(0, order // (order.shape[0] // states.shape[0]))
 
 
-def permute(states: Tensor, order: Tensor, back: Tensor) -> Tensor:
-    """states[order], of a permutation int64 [n] and its inverse."""
-    return _Permute.apply(states, order, back)
-
-
 class _ToChoices(torch.autograd.Function):
-    """The gradient is a gather too, summed in float32; autograd's would add in any order, in the states' type."""
+    """The gradient is a gather too, summed in float32 and in one order."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, order: Tensor, back: Tensor) -> Tensor:
@@ -164,7 +158,7 @@ class _ToChoices(torch.autograd.Function):
 
 
 class _Permute(torch.autograd.Function):
-    """Its gradient is the inverse permutation, not a sum into zeros."""
+    """states[order], of a permutation int64 [n] and its inverse, which is that of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, order: Tensor, back: Tensor) -> Tensor:
@@ -177,9 +171,10 @@ class _Permute(torch.autograd.Function):
         return grad.index_select(0, back), None, None
 
 
-class _AllToAll(torch.autograd.Function):
-    """Rows to other ranks: `sent` to each, `got` from each."""
+permute = _Permute.apply
 
+
+class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, sent: list[int], got: list[int], group: dist.ProcessGroup) -> Tensor:
         ctx.sent, ctx.got, ctx.group = sent, got, group

@@ -42,10 +42,10 @@ class Router(torch.nn.Module):
         """Of each expert on this rank since the last `rebalance`, where passes are counted."""
         self.counts = False
         self.replays = torch.zeros(3, dtype=torch.float64, device=device())
-        """Tokens counted with replay: all, those replayed, those this router would have sent elsewhere."""
+        """Tokens counted: all, those replayed, those this router would have sent elsewhere."""
 
     def forward(self, states: Tensor, occurrences: Tensor, replayed: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """[T, hidden] → weights float32 [T, k] and experts int64 [T, k]; `replayed` [T, k] where they are not -1."""
+        """[T, hidden] → weights float32 and experts int64 [T, k]; replayed where not -1."""
         logits = F.linear(states.float(), self.weight.float())
         scores = logits.sigmoid() if self.sigmoid else logits.softmax(-1)
         with torch.no_grad():
@@ -82,7 +82,7 @@ class Router(torch.nn.Module):
         return torch.where(known[:, None], replayed, own)
 
     def rebalance(self, rate: float, group: dist.ProcessGroup) -> None:
-        """Move the bias of overloaded experts down and of idle ones up by `rate`; start counting anew. Collective."""
+        """Move the bias of overloaded experts down and of idle ones up by `rate`. Collective."""
         assert self.expert_bias is not None
         dist.all_reduce(self.load, group=group)
         self.expert_bias.data += rate * torch.sign(self.load.mean() - self.load)
@@ -104,7 +104,7 @@ def counting(routers: Iterable[Router], *, on: bool = True) -> Iterator[None]:
 
 
 def check_routed_experts(chosen: Tensor, architecture: Architecture) -> None:
-    """Raise EngineError unless [T, mixtures, k] are, for each token and mixture, k different experts or all -1."""
+    """EngineError unless [T, mixtures, k] are k different experts each, or all -1."""
     shape = (len(architecture.mixtures), architecture.experts_per_token)
     if chosen.shape[1:] != shape or not shape[0]:
         raise _refusal(f"{shape[0]} mixtures of {shape[1]} experts a token", "x".join(map(str, chosen.shape[1:])))
@@ -122,7 +122,7 @@ def check_routed_experts(chosen: Tensor, architecture: Architecture) -> None:
 
 
 def replay_metrics(routers: Iterable[Router], groups: Groups, device: torch.device) -> dict[str, float]:
-    """Shares of the tokens, once a mixture, counted since the last call: replayed, and otherwise chosen. Collective."""
+    """Shares of the tokens since the last call: replayed, and otherwise chosen. Collective."""
     counts = torch.zeros(3, dtype=torch.float64, device=device)
     for router in routers:
         counts += router.replays

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import torch
 
 from nemotron_steps.engine.kernels.varlen import to_device
 from nemotron_steps.engine.policy.attention import flash
-from nemotron_steps.engine.policy.attention.attention import flat_attention
-from nemotron_steps.engine.policy.attention.few_heads import part_attention
+from nemotron_steps.engine.policy.attention.attention import flat_attention, part_attention
 from nemotron_steps.engine.policy.token_layout import build_layout
 from tests.engine.policy.attention import attention_on_gpu
 from tests.engine.policy.batches import grouped_batch
@@ -36,23 +33,6 @@ def test_on_cuda_all_kernels_are_as_near_to_float32_as_flash_attention(name, hea
     query, key, *_ = attention_on_gpu.tensors_of(layout, heads, dtype)
     assert flash.packed_takes(query, key)
     assert not attention_on_gpu.wrong(attention_on_gpu.errors(layout, heads, dtype))
-
-
-@pytest.mark.parametrize("prompts", [((20, 3), (5, 1), (9, 2)), ((7, 1), (3, 3)), ((4, 4),)])
-def test_each_row_knows_its_prompt_and_its_followers(prompts):
-    batch = grouped_batch(prompts=prompts, width=30)
-    spans = build_layout(batch, range(len(batch)), divisible_by=4).spans
-    bounds = [0, *spans.lengths.cumsum(0).tolist()]
-    counts = spans.first_suffix.diff().tolist()
-    own = [[start, end - start] for start, end in pairwise(bounds)]
-    expected, suffix = [], len(counts)
-    for whole, followers in zip(own, counts, strict=False):
-        expected.append([*whole, 0, 0, bounds[suffix], bounds[suffix + followers]])
-        suffix += followers
-    parents = [own[number] for number, followers in enumerate(counts) for _ in range(followers)]
-    expected += [[*row, *parent, 0, 0] for row, parent in zip(own[len(counts) :], parents, strict=True)]
-    assert spans.rows.tolist() == expected
-    assert spans.rows.dtype is torch.int32
 
 
 def test_where_our_kernels_cannot_be_compiled_it_is_said_once(caplog):

@@ -30,21 +30,6 @@ def policy_of(folder, **changes):
     return MegatronPolicy(policy_config(**changes), folder, rl_loss())
 
 
-@pytest.mark.parametrize("name", ["dense", "latent"])
-def test_a_packed_row_knows_nothing_of_its_neighbours(name, hybrid_folders, batch):
-    """Neither through the scan's state nor through the convolution's window."""
-    policy = policy_of(hybrid_folders(name))
-    before = policy.logprobs(batch)
-    other = grouped_batch(seed=7).input_ids
-    for changed in (range(7, 8), range(8, 12)):  # a loner, and a group with its prompt
-        ids = batch.input_ids.clone()
-        ids[changed] = other[changed]
-        after = policy.logprobs(TrainBatch(**{**vars(batch), "input_ids": ids}))
-        rest = [row for row in range(len(batch)) if row not in changed]
-        torch.testing.assert_close(after[rest], before[rest], atol=2e-6, rtol=0)
-        assert float((after[changed] - before[changed]).abs().max()) > 0.1
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -145,31 +130,6 @@ def test_multi_token_prediction_survives_training_bit_for_bit(hybrid_folders, ba
         assert all(found[name].dtype is mtp[name].dtype and torch.equal(found[name], mtp[name]) for name in mtp), folder
     again = MegatronPolicy(policy_config(precision="bfloat16"), tmp_path / "model", rl_loss())
     assert torch.equal(again.logprobs(batch), policy.logprobs(batch))
-
-
-def test_the_dtensor_policy_trains_hybrids_as_megatron_does(batch, tmp_path):
-    """Also where transformers would bound time steps that no generator bounds."""
-    write_hybrid("mtp", tmp_path / "hub", initializer_range=0.1, time_step_min=0.5)
-    config = policy_config(max_grad_norm=1e9, megatron_cfg={"optimizer": SMOOTH})
-
-    def trained(policy, *batches):
-        return {"before": policy.logprobs(batch), "metrics": [policy.train_step(each) for each in batches]}
-
-    def theirs(folder, *batches):
-        return trained(MegatronPolicy(config, folder, rl_loss()), *batches)
-
-    batches = grouped_batch(0), grouped_batch(1)
-    fsdp = policy_config(max_grad_norm=1e9, megatron_cfg={"optimizer": SMOOTH}, dtensor_cfg={"enabled": True})
-    ours = DTensorPolicy(fsdp, tmp_path / "hub", rl_loss())
-    assert_conditioned(trained(ours, *batches), theirs, tmp_path / "hub", *batches)
-    weights = {name: tensor.clone() for name, tensor in ours.weights()}
-    ours.save_model(tmp_path / "megatron")
-    opened = MegatronPolicy(config, tmp_path / "megatron", rl_loss())
-    assert set(weights) == {name for name, tensor in opened.weights() if torch.equal(weights[name], tensor)}
-    assert_conditioned(
-        ours.logprobs(batch), lambda f: MegatronPolicy(config, f, rl_loss()).logprobs(batch), tmp_path / "megatron"
-    )
-    assert (tmp_path / "megatron" / "hf" / "carried.safetensors").is_file()
 
 
 def test_what_is_float32_in_every_precision_is_so_in_a_bfloat16_forward_pass(batch, tmp_path):

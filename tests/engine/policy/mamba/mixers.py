@@ -1,4 +1,4 @@
-"""A mixer of transformers, ours with its weights, and ours cut over two and four ranks."""
+"""A mixer of transformers, ours with its weights, and ours cut over two ranks."""
 
 from __future__ import annotations
 
@@ -17,20 +17,12 @@ from tests.engine.policy.batches import grouped_batch
 
 HIDDEN, HEADS, HEAD_DIM, STATE, EPS = 24, 8, 12, 5, 1e-5
 MODELS = {"two groups": 2, "four groups": 4}
-CASES: dict[int, dict[str, tuple[str, ParallelDims]]] = {
-    2: {
-        "tensor": ("two groups", ParallelDims(tensor=2)),
-        "tensor, sequence": ("four groups", ParallelDims(tensor=2, sequence_parallel=True)),
-        "context": ("two groups", ParallelDims(context=2)),
-    },
-    4: {
-        "tensor": ("four groups", ParallelDims(tensor=4)),
-        "context, groups on two ranks each": ("two groups", ParallelDims(context=4)),
-        "tensor, sequence, context": ("four groups", ParallelDims(tensor=2, context=2, sequence_parallel=True)),
-        "tensor, context, a group on two ranks": ("two groups", ParallelDims(tensor=2, context=2)),
-    },
+CASES = {
+    "tensor": ("two groups", ParallelDims(tensor=2)),
+    "tensor, sequence": ("four groups", ParallelDims(tensor=2, sequence_parallel=True)),
+    "context": ("two groups", ParallelDims(context=2)),
 }
-"""Ranks → layout → model, sizes."""
+"""Layouts of two ranks: model and sizes. Of four, tests/engine/policy/ranks.py has whole models."""
 
 
 def architecture(groups: int, **changes: Any) -> Architecture:
@@ -137,7 +129,7 @@ def scenarios(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]
     from megatron.core import parallel_state as state
 
     layout = whole_layout()
-    for case, (model, dims) in CASES[ranks].items():
+    for case, (model, dims) in CASES.items():
         groups = MODELS[model]
         mixer = flat_mixer(groups, dims)
         tensor, context = state.get_tensor_model_parallel_rank(), state.get_context_parallel_rank()

@@ -107,16 +107,6 @@ def test_checkpointing_over_segments(monkeypatch):
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(*results, strict=True))
 
 
-def test_bfloat16_tokens_have_a_float32_state():
-    given = {name: tensor.detach() for name, tensor in inputs(64).items()}
-    half = {name: given[name].bfloat16() if name in "xbc" else given[name] for name in NAMES}
-    out, final = scan(**half, runs=Runs([64]), chunk_size=16, final=True)
-    exact, exact_final = naive_scan(**{name: tensor.double() for name, tensor in half.items()}, runs=Runs([64]))
-    assert (out.dtype, final.dtype) == (torch.bfloat16, torch.float32)
-    torch.testing.assert_close(final.double(), exact_final, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(out.double(), exact, atol=1e-2, rtol=1e-2)
-
-
 def test_half_precision_products_differ_by_rounding(monkeypatch):
     """As on CUDA: forwards and backwards, with and without states."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +10,7 @@ import torch
 
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.policy.moe.router import Router, counting
-from tests.conditioning import assert_conditioned
-from tests.engine.policy.batches import SMOOTH, grouped_batch, policy_config, rl_loss
+from tests.engine.policy.batches import grouped_batch, policy_config, rl_loss
 from tests.models.checkpoints import write_checkpoint
 
 
@@ -77,26 +75,6 @@ def test_biases_even_out_the_load_without_a_gradient(folder, tmp_path):
     assert torch.equal(reopened.logprobs(batch), policy.logprobs(batch))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"train_micro_batch_size": 1},
-        {"train_micro_batch_size": 5, "megatron_cfg": {"activation_checkpointing": True}},
-        {"sequence_packing": {"enabled": True, "train_mb_tokens": 150}},
-    ],
-    ids=str,
-)
-def test_biases_do_not_depend_on_the_cut_into_micro_batches(changes, folder):
-    def trained(changes, folder, *batches):
-        megatron = {"moe_router_bias_update_rate": 0.01, "optimizer": SMOOTH, **changes.get("megatron_cfg", {})}
-        policy = MegatronPolicy(policy_config(**{**changes, "megatron_cfg": megatron}), folder, rl_loss())
-        metrics = [policy.train_step(batch) for batch in batches]
-        return {"metrics": metrics, "biases": [router.expert_bias.clone() for router in policy.model.routers()]}
-
-    given = folder, *map(grouped_batch, range(3))  # of each batch's groups, all members share a prompt
-    assert_conditioned(trained(changes, *given), partial(trained, {}), *given)
-
-
 @pytest.mark.parametrize("rounding", [1, 64])
 def test_rows_are_padded_to_their_multiple_and_no_expert_is_loaded_with_padding(folder, batch, rounding):
     config = policy_config(
@@ -124,28 +102,6 @@ def test_biases_that_no_generator_knows_are_refused_where_rollouts_are_sampled(f
     config = RlConfig.model_validate({"policy": policy})
     with pytest.raises(ConfigError, match="no generator knows the biases"):
         place(config, SimpleNamespace(hf_folder=folder))
-
-
-def test_router_replay_is_refused_where_there_are_no_experts():
-    from nemotron_steps.config.layout.constraints import model_violations
-    from nemotron_steps.config.layout.model_spec import ModelSpec
-    from nemotron_steps.config.layout.parallel_config import ParallelConfig
-
-    sizes, dense = ParallelConfig(samples=True, router_replay=True), ModelSpec("qwen3", layers=4)
-    (violation,) = model_violations(sizes, dense)
-    assert violation.key == "policy.router_replay.enabled" and violation.hint == {violation.key: False}
-    assert not list(model_violations(sizes, ModelSpec("nemotron_h", layers=5, experts=8)))
-
-
-def test_a_models_own_biases_may_move_where_rollouts_are_sampled():
-    """Generators have Nemotron-H's: they travel with its weights."""
-    from nemotron_steps.config.layout.constraints import model_violations
-    from nemotron_steps.config.layout.model_spec import ModelSpec
-    from nemotron_steps.config.layout.parallel_config import ParallelConfig
-
-    sizes = ParallelConfig(samples=True, router_bias_update_rate=1e-3)
-    assert not list(model_violations(sizes, ModelSpec("nemotron_h", layers=5, experts=8)))
-    assert len(list(model_violations(sizes, ModelSpec("qwen3_moe", layers=5, experts=8)))) == 1
 
 
 @pytest.fixture

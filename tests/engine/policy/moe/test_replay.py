@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from functools import partial
 
@@ -89,25 +88,6 @@ def test_shares_do_not_depend_on_the_cut_into_micro_batches(folders, batch):
     whole = Conditioned(partial(trained, {}), folders / "latent", routed)
     assert 0.7 < whole.value["router_replay_share"] < 0.9
     whole.check(trained({"train_micro_batch_size": 1}, folders / "latent", routed))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "found"),
-    [
-        ([0, 8], r"\[0, 8\] for one of 1 "),
-        ([3, 3], r"\[3, 3\]"),
-        ([-1, 2], r"\[-1, 2\]"),
-        (None, "3x2"),
-    ],
-    ids=["none of the model's", "one twice", "half unknown", "other mixtures"],
-)
-def test_experts_that_the_model_cannot_have_chosen_are_refused(wrong, found, folders, batch):
-    routes = some_routes(batch, 2 if wrong else 3, 2, 8)
-    if wrong:
-        routes[6, 3, 1] = torch.tensor(wrong)
-    with pytest.raises(EngineError) as caught:
-        policy_of(folders / "latent").logprobs(replace(batch, routed_experts=routes))
-    assert caught.match("experts to replay") and re.search(found, caught.value.found)
 
 
 def test_a_policy_that_cannot_replay_refuses_to(folders, batch):
