@@ -42,11 +42,6 @@ def test_roles_of_a_row(row: dict[str, Any], roles: tuple[str, ...], tmp_path: P
     assert roles_in(tmp_path / "rows.jsonl") == roles == roles_in(tmp_path)
 
 
-def test_a_broken_row_is_left_to_who_reads_all_of_them(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}\n{"prompt": [{"ro\n')
-    assert roles_in(tmp_path / "rows.jsonl") == ("user",)
-
-
 @pytest.mark.parametrize("column", QUESTIONS)
 def test_every_column_that_is_imported_is_known_to_the_plan(column: str, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({column: "x", "answer": "y"}) + "\n")

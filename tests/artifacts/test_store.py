@@ -54,18 +54,6 @@ def test_the_beginning_of_a_digest_finds_an_artifact_of_the_home_or_one_used_in_
         store.reference(tmp_path / "elsewhere")
 
 
-def test_corrupt_file_is_named_with_both_hashes_and_a_way_out(store: ArtifactStore, tmp_path: Path) -> None:
-    artifact = store.add(rows(tmp_path / "train.jsonl", 1, 2), name="data")
-    corrupt(artifact.path / "train.jsonl")
-    with pytest.raises(ArtifactError) as caught:
-        store.open("data")
-    error = caught.value
-    assert error.where == str(artifact.path / "train.jsonl")
-    assert error.expected == f"sha256 {artifact.files[0].sha256}" and error.found and error.found != error.expected
-    assert error.hints[1] == "steps artifacts verify data:v1"
-    assert len(store.verify("data")) == 1
-
-
 def test_committing_the_content_again_repairs_a_corrupt_object(store: ArtifactStore, tmp_path: Path) -> None:
     artifact = store.add(rows(tmp_path / "train.jsonl", 1, 2), name="data")
     corrupt(artifact.path / "train.jsonl")

@@ -21,7 +21,7 @@ from nemotron_steps.artifacts.validators import (
     validate,
     validate_adapter,
 )
-from nemotron_steps.errors import ArtifactError, DataError, UnsupportedError
+from nemotron_steps.errors import ArtifactError, DataError
 from nemotron_steps.manifest.registry import load_registry
 from nemotron_steps.rows.lines import LONGEST_LINE
 from tests.artifacts.checkpoint_files import write_adapter, write_hf, write_megatron, write_safetensors
@@ -35,18 +35,6 @@ def jsonl(path: Path, *values: object, tail: str = "") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in values) + tail)
     return path
-
-
-@pytest.mark.parametrize(("pattern", "width"), [("M*E", 96), ("M*E-", 32), ("M*-", None)])
-def test_what_every_token_of_a_hybrid_goes_through_has_one_width(
-    pattern: str, width: int | None, tmp_path: Path
-) -> None:
-    folder = write_hf(tmp_path / "m")
-    config = json.loads((folder / "config.json").read_text())
-    widths = {"moe_shared_expert_intermediate_size": 96, "intermediate_size": 64}
-    hybrid = {"model_type": "nemotron_h", "hybrid_override_pattern": pattern, **widths}
-    (folder / "config.json").write_text(json.dumps({**config, **hybrid}))
-    assert validate("checkpoint_hf", folder).get("shared_expert_width") == width
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
@@ -176,14 +164,6 @@ def test_a_line_longer_than_any_row_is_told_before_it_is_in_memory(tmp_path: Pat
     assert caught.value.where == f"{file}:2"
 
 
-@pytest.mark.parametrize("type_name", ["checkpoint_hf", "checkpoint_megatron", "adapter"])
-def test_a_file_given_for_a_checkpoints_folder_is_told(tmp_path: Path, type_name: str) -> None:
-    config = write_hf(tmp_path / "m") / "config.json"
-    with pytest.raises(ArtifactError) as caught:
-        validate(type_name, config)
-    assert caught.value.found == "a file"
-
-
 CODE = """
 from nemotron_steps.errors import DataError
 
@@ -221,29 +201,6 @@ def test_its_attributes_are_recorded_and_its_refusal_is_raised(tmp_path: Path, d
     with pytest.raises(DataError, match="the text is bad"):
         store.add(tmp_path / "data", type_name="toy")
     assert store.add(tmp_path / "data", type_name="other").type == "other"
-
-
-def test_a_validator_whose_module_fails_is_told_by_the_line_that_fails(tmp_path: Path, declared: None) -> None:
-    validators.declare({"toy_broken": "toy_broken:check"})
-    with pytest.raises(UnsupportedError, match="RuntimeError: not today") as raised:
-        validators.validate("toy_broken", folder_with(tmp_path, "x"))
-    assert raised.value.where == f"{tmp_path / 'toy_broken.py'}:2"
-
-
-@pytest.mark.parametrize(
-    ("type_name", "error", "message"),
-    [
-        ("toy", ArtifactError, "validator of type 'toy' failed: FileNotFoundError"),
-        ("toy_empty", ArtifactError, "gives no attributes"),
-        ("toy_gone", UnsupportedError, "validator of type 'toy_gone' cannot be imported"),
-    ],
-)
-def test_a_broken_validator_is_named(
-    tmp_path: Path, declared: None, type_name: str, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message) as raised:
-        validators.validate(type_name, folder_with(tmp_path, "x", "b.txt"))
-    assert "toy_validators:" in str(raised.value.where)
 
 
 CHAT_LINE = '{"messages": [{"role": "assistant", "content": "4"}]}\n'

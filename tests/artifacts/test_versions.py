@@ -76,13 +76,6 @@ def test_the_eleventh_version_comes_after_the_tenth(store: ArtifactStore) -> Non
     assert caught.value.expected == "v4, v5, v6, v7, v8, v9, v10, v11"
 
 
-@pytest.mark.parametrize("name", ["", "../a", "a b", "-a", "a" * 201])
-def test_what_cannot_be_a_name_names_nothing(name: str, store: ArtifactStore) -> None:
-    with pytest.raises(ArtifactError, match="cannot name"):
-        commit(store, name=name)
-    assert commit(store, name="a" * 200).version == 1
-
-
 def test_what_a_parent_type_asks_for_is_asked_of_every_way_in(
     store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

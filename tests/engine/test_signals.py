@@ -3,16 +3,13 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 
 from nemotron_steps.cli.catalog import explained_signals
 from nemotron_steps.config.schema.rl import SignalsConfig
-from nemotron_steps.engine import signals
 from nemotron_steps.engine.signals import RULES, Signal, SignalMonitor
 
 Metrics = dict[str, float]
@@ -315,49 +312,3 @@ def test_a_run_that_breaks_in_its_first_steps_is_told_soon_with_its_cause_alone_
         metrics = {"reward/std": 0.467, "groups/count": 16.0} | dict(zip(series, values, strict=True))
         raised += [f"{signal.name} {signal.step}" for signal in monitor.update(step, metrics)]
     assert " ".join(raised) == expected
-
-
-def stationary(rng: random.Random, groups: int, noise: float) -> Iterator[Metrics]:
-    """A policy that learns nothing of hard tasks: most are never solved, lengths and entropies are lognormal."""
-    for _ in range(300):
-        solved = [rng.choice([0, 0, 0, 0, 0.2, 0.6, 1]) for _ in range(groups)]
-        mean = fmean(float(rng.random() < each) for each in solved for _ in range(8))
-        lengths = {"response_length/mean": rng.lognormvariate(7, noise), "entropy": rng.lognormvariate(-1, 0.15)}
-        yield lengths | {"reward/mean": mean, "reward/std": math.sqrt(mean * (1 - mean)), "groups/count": groups}
-
-
-def changing(rng: random.Random, easy: int, hard: int) -> Iterator[Metrics]:
-    """So many steps of easy prompts, then of harder ones with longer answers, over and over."""
-    for step in range(200):
-        values = (0.3, 2400, 0.5, 0.1) if step % (easy + hard) >= easy else (0.85, 800, 0.4, 0.02)
-        names = ("reward/mean", "response_length/mean", "entropy", "truncation_rate")
-        noisy = {name: value * rng.uniform(0.9, 1.1) for name, value in zip(names, values, strict=True)}
-        yield noisy | {"reward/std": 0.45, "groups/count": 64}
-
-
-@pytest.mark.parametrize(
-    "steps",
-    [
-        *(partial(stationary, groups=g, noise=noise) for g, noise in ((8, 0.15), (8, 0.25), (16, 0.25), (32, 0.35))),
-        partial(changing, easy=20, hard=180),  # a curriculum
-        partial(changing, easy=8, hard=8),  # environments in turn
-        partial(changing, easy=1, hard=2),
-    ],
-    ids=lambda steps: f"{steps.func.__name__} {steps.keywords}",
-)
-def test_hard_tasks_and_other_data_are_no_collapse(steps: Callable[[random.Random], Iterator[Metrics]]) -> None:
-    raised = []
-    for seed in range(10):
-        monitor = SignalMonitor(reward_range=(0.0, 1.0))
-        raised += [s for n, metrics in enumerate(steps(random.Random(seed))) for s in monitor.update(n, metrics)]
-    assert [signal for signal in raised if signal.name == "policy_collapse"] == []
-
-
-def test_the_range_of_rewards_is_that_of_the_whole_run_and_one_without_width_says_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(signals, "MAX_HISTORY", 10)  # the start is kept for good
-    early, late = {"reward/mean": 0.0, "reward/min": -1.0}, {"reward/mean": 0.97, "reward/min": 0.9}
-    steps = [{**step, "reward/max": 1.0} for step in [early] * 5 + [late] * 15]
-    assert steady(steps) == {"reward_saturated"} and steady(steps[5:]) == set()
-    assert steady([{f"reward/{name}": 1.0 for name in ("mean", "min", "max")}] * 5) == set()

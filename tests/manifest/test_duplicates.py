@@ -10,9 +10,6 @@ from nemotron_steps.errors import ManifestError
 from nemotron_steps.manifest.index import build_index
 from nemotron_steps.manifest.packs import PackSearch, find_packs
 from nemotron_steps.manifest.registry import load_registry
-from nemotron_steps.resolver.plan import SuppliedInput
-from nemotron_steps.resolver.request import StepConfig, request_for_pipeline
-from nemotron_steps.resolver.resolve import resolve
 from tests.manifest.packs_on_disk import read_packs, step_text, write_files
 from tests.manifest.public_pack import SHARED, public_pack
 
@@ -23,20 +20,6 @@ OTHER = "# differs\n"
 def beside_the_built_in(tmp_path: Path, *roots: Path) -> PackSearch:
     path = ":".join(str(root) for root in roots)
     return find_packs(environ={"STEPS_PATH": path}, cwd=tmp_path, installed=())
-
-
-def test_the_first_pack_keeps_the_id_and_the_other_is_named_with_its_pack(tmp_path: Path) -> None:
-    one = write_files(tmp_path / "one", {"manifests/types.toml": TYPES, "manifests/a.toml": step_text("demo/x")})
-    two = write_files(tmp_path / "two", {"manifests/b.toml": OTHER + step_text("demo/x")})
-    registry = read_packs(one, two)
-    assert not registry.problems
-    assert registry.step("demo/x").pack == registry.step("one:demo/x").pack == "one"
-    hidden = registry.step("two:demo/x")
-    assert (hidden.pack, hidden.id, hidden.step.id) == ("two", "two:demo/x", "demo/x")
-    (warning,) = registry.warnings
-    assert warning.what == "step 'demo/x' of pack 'two' is hidden by that of pack 'one'"
-    assert warning.where == f"{two / 'manifests/b.toml'}:3"
-    assert registry.hidden_by(registry.step("demo/x")) == ("two:demo/x",)
 
 
 def test_two_of_one_id_in_a_pack_are_its_mistake_and_touch_no_other_pack(tmp_path: Path) -> None:
@@ -51,24 +34,6 @@ def test_two_of_one_id_in_a_pack_are_its_mistake_and_touch_no_other_pack(tmp_pat
     assert set(registry.steps) == {"demo/x", "demo/y"} and registry.step("demo/x").pack == "one"
     with pytest.raises(ManifestError, match="two files of pack 'two'"):
         registry.step("two:demo/x")
-
-
-def test_a_pipeline_may_name_a_hidden_step(tmp_path: Path) -> None:
-    one = write_files(
-        tmp_path / "one", {"manifests/types.toml": TYPES, "manifests/a.toml": step_text("demo/x", "a", "a")}
-    )
-    pipeline = '[pipeline]\nname = "p"\n[[stages]]\nstep = "two:demo/x"\ninputs = { a = { ref = "a:v1" } }\n'
-    files = {"manifests/b.toml": OTHER + step_text("demo/x", "a", "b"), "manifests/p.toml": pipeline}
-    registry = read_packs(one, write_files(tmp_path / "two", files))
-    (stage,) = registry.pipeline("p").stages
-    assert stage.name == "x"
-    plan = resolve(
-        request_for_pipeline(registry.pipeline("p")),
-        registry,
-        compose=lambda step_id, config_name, overrides: StepConfig({}),
-        describe_input=lambda ref, wanted: SuppliedInput(ref, wanted),
-    )
-    assert [(step.key, step.step_id, dict(step.produces)) for step in plan] == [("x", "two:demo/x", {"b": "b"})]
 
 
 def test_the_public_steps_are_all_there_beside_ours(tmp_path: Path) -> None:

@@ -76,23 +76,6 @@ def test_an_output_is_of_another_type_where_a_key_is_true(config: dict[str, Any]
     assert step.outputs["model"].type == "model"
 
 
-def test_one_artifact_of_a_port_of_many_is_a_port_of_its_own(tmp_path: Path) -> None:
-    step = parsed(tmp_path, STEP)
-    port = step.inputs["b"].named("one")
-    assert (port.name, port.bind, port.many, port.bindings) == ("b.one", "b.one", False, {"b.one": ""})
-    named = step.with_ports((step.inputs["a"], port, step.inputs["b"].named("two"), step.inputs["c"]))
-    lines = [step.where_input(name) for name in ("a", "b", "c")]
-    assert [named.where_input(name) for name in ("a", "b.one", "b.two", "c")] == [
-        lines[0],
-        lines[1],
-        lines[1],
-        lines[2],
-    ]
-    assert [line.rpartition(":")[2] for line in lines] == ["3", "7", "11"]
-    assert step.where_input("c", "type") == f"{tmp_path / 'step.toml'}:12"
-    assert [port.required for port in step.consumes] == [True] * 3 and step.produces[0].required
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.manifest.loader import parse_pipeline, read_toml
-from nemotron_steps.manifest.pipeline_models import PipelineManifest, StageCheck
+from nemotron_steps.manifest.pipeline_models import PipelineManifest
 
 
 def read(tmp_path: Path, text: str) -> tuple[PipelineManifest | None, list[str]]:
@@ -69,19 +69,3 @@ def test_a_config_name_may_mean_another_step_for_a_stage(tmp_path: Path) -> None
         "one": (None, "tiny"),
         "two": ("b/two", "large"),
     }
-
-
-def test_a_check_blocks_unless_it_says_otherwise_and_tells_its_bounds() -> None:
-    checks = [
-        StageCheck(metric="m", **bounds)
-        for bounds in ({"at_least": 0.5}, {"at_most": 1}, {"at_least": 0, "at_most": 1})
-    ]
-    assert [check.expected for check in checks] == ["at least 0.5", "at most 1", "at least 0 and at most 1"]
-    assert {check.severity for check in checks} == {"block"}
-
-
-def test_a_hidden_pipeline_goes_by_its_pack_and_keys_by_their_lines(tmp_path: Path) -> None:
-    pipeline = fine(tmp_path, TWO)
-    assert (pipeline.name, pipeline.model_copy(update={"hidden": True}).name) == ("p", "mine:p")
-    assert pipeline.where("stages", 1, "step") == f"{tmp_path / 'p.toml'}:6"
-    assert PipelineManifest.model_validate({"pipeline": {"name": "p"}, "stages": [{"step": "a"}]}).where("x") == ".:1"

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import tomllib
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nemotron_steps.manifest.source import SourceText
 
@@ -67,36 +63,3 @@ inputs = {
 )
 def test_line_of_key(path: tuple[str | int, ...], line: int) -> None:
     assert SourceText(TEXT).line(path) == line
-
-
-KEYS = st.text("abcdefgh_-", min_size=1, max_size=6)
-VALUES = st.sampled_from(
-    ["1", '"text [x] = # no comment"', "[\n  1, # c ]\n  2,\n]", '"""\n[x]\ny = 1\n"""', "{ k = 1 }"]
-)
-
-
-@given(st.lists(st.tuples(KEYS, st.booleans(), st.lists(st.tuples(KEYS, VALUES), max_size=4)), max_size=5))
-def test_every_key_of_a_generated_file_is_found_on_its_line(
-    tables: list[tuple[str, bool, list[tuple[str, str]]]],
-) -> None:
-    lines: list[str] = []
-    expected: dict[tuple[str | int, ...], int] = {}
-    seen: dict[str, bool] = {}
-    counts: dict[str, int] = {}
-    for name, array, entries in tables:
-        if name in seen and not (array and seen[name]):
-            continue
-        seen[name] = array
-        lines.append(f"[[{name}]]" if array else f"[{name}]")
-        path: tuple[str | int, ...] = (name,)
-        if array:
-            counts[name] = counts.get(name, -1) + 1
-            path = (name, counts[name])
-        expected[path] = len(lines)
-        for key, value in dict(entries).items():
-            expected[(*path, key)] = len(lines) + 1
-            lines += f"{key} = {value}".split("\n")
-    text = "\n".join(lines)
-    tomllib.loads(text)
-    source = SourceText(text)
-    assert {path: source.line(path) for path in expected} == expected

@@ -41,25 +41,6 @@ def test_pipeline_connects_nothing_by_itself(world: World) -> None:
     ]
 
 
-def test_a_pipelines_problems_are_answered_in_its_own_terms(world: World) -> None:
-    world.configs["rl", None] = {"grpo": {"num_prompts_per_step": 2, "num_generations_per_prompt": 2}}
-    world.configs["rl", None]["policy"] = {"train_global_batch_size": 3}
-    stages = (
-        {"name": "first", "step": "rl"},
-        {"name": "then", "step": "rl", "inputs": {"prompts": {"ref": "prompts"}}},
-        {"name": "last", "step": "sft", "inputs": {"model": "then"}},
-    )
-    with pytest.raises(PlanError) as raised:
-        world.plan_pipeline(pipeline(*stages), {"first.policy": "mega", "first.prompts": "prompts"})
-    assert raised.value.problems[1].hints[0] == "--input chats=PATH"
-    assert [(p.code, p.hints[-1]) for p in raised.value.problems] == [
-        ("E303", 'inputs = { policy = "first" }   # in [[stages]] name = "then"'),
-        ("E303", "last.chats.path=PATH"),
-        ("E309", "first.policy.train_global_batch_size=4"),
-        ("E309", "then.policy.train_global_batch_size=4"),
-    ]
-
-
 def test_an_input_is_for_the_stage_whose_source_is_an_earlier_one_that_is_not_run(world: World) -> None:
     stages = (
         {"name": "first", "step": "rl", "inputs": {"prompts": {"ref": "prompts"}}},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -179,16 +178,3 @@ def test_parameter_choices_and_existence(strict: World) -> None:
 
 
 # -- everything at once ---------------------------------------------------------------------------------------
-
-
-def test_a_plan_as_json(world: World) -> None:
-    plan = world.plan("rl", inputs={"prompts": "prompts", "policy": "hf"})
-    document = json.loads(json.dumps(plan.to_dict(with_config=True)))
-    assert document["goals"] == ["rl"]
-    assert [s["key"] for s in document["steps"]] == ["convert/up", "rl"]
-    assert document["steps"][0]["inputs"]["hf"] == {"ref": "hf", "type": "hf", "attributes": {"tokenizer": "T1"}}
-    assert document["steps"][1]["inputs"]["policy"] == {"step": "convert/up", "port": "mega"}
-    assert document["steps"][1]["produces"] == {"model": "mega"}
-    assert plan.step("rl").key == "rl"
-    with pytest.raises(KeyError):
-        plan.step("absent")

@@ -102,12 +102,6 @@ def test_no_more_is_asked_for_than_a_profile_has(
     assert [problem.found for problem in profile_size(subject(config={"cluster": cluster}, profile=profile))] == told
 
 
-def test_a_config_for_a_single_one_is_offered_where_the_profile_has_no_more(tmp_path: Path) -> None:
-    has = {"nodes": 1, "gpus_per_node": 1}
-    problems = profile_size(laid_out(tmp_path, {"num_nodes": 2, "gpus_per_node": 8}, has))
-    assert [problem.hints[0] for problem in problems] == ["-c one_node", "-c one_gpu"]
-
-
 @pytest.mark.parametrize(("shuffle", "told"), [(True, ["key.b"]), (False, []), (None, []), ("yes", [])])
 def test_every_port_with_sorted_data_is_told_where_it_would_be_shuffled(shuffle: Any, told: list[str]) -> None:
     step = subject(port("a"), port("b"), config={"data": {"shuffle": shuffle}}, b={"order": "length"})
@@ -149,20 +143,6 @@ def test_each_attribute_of_a_port_is_required_where_it_is_known() -> None:
     (problem,) = check_attributes(manifest, {"a": {"size": 3}}, key="k", sources={"a": "make.out"})
     assert (problem.chain, problem.expected) == (("make.out", "k.a"), "1 or 2")
     assert check_attributes(manifest, {"a": {"size": 3}})[0].chain == ("s.a",)
-
-
-def test_each_term_of_each_constraint_agrees_with_the_first_that_is_known() -> None:
-    manifest = constrained(("a.x", "b.x", "c.x"), ("b.y", "c.y"))
-    known = {"c": {"x": 3, "y": 2}, "b": {"x": 2, "y": 1}, "a": {"x": 1}}
-    found = check_attributes(manifest, known, sources={"a": "one.out", "c": "three"})
-    assert [(problem.expected, problem.found) for problem in found] == [
-        ("b.x = 1 (as a.x)", "2"),
-        ("c.x = 1 (as a.x)", "3"),
-        ("c.y = 1 (as b.y)", "2"),
-    ]
-    assert found[0].chain == ("one.out and b", "s.a and s.b") and found[1].chain == ("one.out and three", "s.a and s.c")
-    assert found[2].what == "b.y and c.y must be the same in s" and found[0].hints == ()
-    assert check_attributes(manifest, {"b": {"x": 1}, "c": {"x": 1}}) == []
 
 
 def laid_out(folder: Path, cluster: dict[str, Any], profile: dict[str, Any] | None = None, **more: Any) -> CheckSubject:

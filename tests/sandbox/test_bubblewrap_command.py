@@ -6,15 +6,13 @@ import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from nemotron_steps.errors import SandboxError
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, bubblewrap
 from nemotron_steps.sandbox.bubblewrap import FIRST_UID, UIDS_PER_PROCESS, BubblewrapSandbox, Descriptors
-from nemotron_steps.sandbox.process import Ended, Watch
+from nemotron_steps.sandbox.process import Ended
 
 LIMITED = Limits(cpu_s=7, memory_bytes=11, processes=13, file_bytes=17, scratch_bytes=19, open_files=29)
 
@@ -74,50 +72,3 @@ def judged(
 
 def ended(outcome: Outcome = Outcome.EXITED, code: int = 0, wall_s: float = 1.0, ready: bool = True) -> Ended:
     return Ended(outcome, code, "out", "it says why", wall_s, ready)
-
-
-@pytest.mark.parametrize(
-    ("how", "outcome", "code"),
-    [
-        (ended(code=3), Outcome.EXITED, 3),
-        (ended(code=128 + 24), Outcome.TIMEOUT, None),  # SIGXCPU
-        (ended(code=128 + 9, wall_s=7.0), Outcome.TIMEOUT, None),
-        (ended(code=128 + 9, wall_s=6.9), Outcome.EXITED, 137),
-        (ended(Outcome.MEMORY_LIMIT, -9, ready=False), Outcome.MEMORY_LIMIT, None),
-        (ended(Outcome.OUTPUT_LIMIT, -9), Outcome.OUTPUT_LIMIT, None),
-    ],
-)
-def test_how_a_run_ended_is_told(
-    monkeypatch: pytest.MonkeyPatch, how: Ended, outcome: Outcome, code: int | None
-) -> None:
-    for group in (None, Group()):
-        result, _, _ = judged(monkeypatch, how, group)
-        assert (result.outcome, result.exit_code, result.stdout) == (outcome, code, "out")
-
-
-def test_a_group_that_was_full_tells_that_the_kernel_killed_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = Group()
-    group.full = True
-    assert judged(monkeypatch, ended(code=137), group)[0].outcome is Outcome.MEMORY_LIMIT
-
-
-def test_memory_is_watched_where_no_group_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for group, watched in ((None, 11), (Group(), None)):
-        _, words, options = judged(monkeypatch, ended(), group)
-        watch: Watch = options["watch"]
-        assert (watch.memory_bytes, watch.folders) == (watched, ("/scratch", "/tmp"))
-        assert (Group.procs in words) is (group is not None)
-        assert options["environment"].keys() == {"PATH"} and options["wall_s"] == LIMITED.wall_s
-        given = [int(number) for number, word in pairwise(words) if word.startswith("/scratch/")]
-        assert set(given) <= set(options["pass_fds"]) and len(options["pass_fds"]) == 3
-
-
-@pytest.mark.parametrize(("user", "hinted"), [(0, False), (1000, True)])
-def test_a_sandbox_that_is_not_set_up_is_an_error_that_says_what_a_host_may_forbid(
-    monkeypatch: pytest.MonkeyPatch, user: int, hinted: bool
-) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: user)
-    with pytest.raises(SandboxError, match="could not be set up") as caught:
-        judged(monkeypatch, ended(code=1, ready=False))
-    assert caught.value.found == "exited, exit code 1: it says why"
-    assert any("userns" in hint for hint in caught.value.hints) is hinted

@@ -185,18 +185,3 @@ def test_a_deadline_bounds_how_long_a_step_waits() -> None:
     assert bounded.step_s < waiting.step_s and bounded.cut > 0
     assert bounded.longest_wait_s <= 401.0 < waiting.longest_wait_s
     assert bounded.policy_lag_max == 1
-
-
-def test_a_step_that_waits_long_says_for_what() -> None:
-    reports = Reports()
-    outcome = simulate(SMALL.with_(steps=3), reports)
-    first = [fields for name, fields in reports.events if name == "waiting_for_groups" and fields["step"] == 1]
-    assert [f["waited_s"] for f in first] == pytest.approx([30 * 2**n for n in range(len(first))], abs=1.0)
-    for fields in first:
-        running = [p for p in range(8) if max(SMALL.seconds(p, 0)) > fields["waited_s"]]
-        assert fields["groups"] == len(running) and fields["longest_s"] == fields["waited_s"]
-        assert fields["longest"] == f"virtual:{running[0]}"
-    waited = [m["async/waited_s"] for m in reports.metrics_of]
-    assert waited[0] == max(max(SMALL.seconds(p, 0)) for p in range(8))
-    assert sum(waited) == pytest.approx(3 * outcome.step_s * outcome.waited_share)
-    assert reports.metrics_of[0]["async/awaited_groups"] == 8

@@ -178,14 +178,6 @@ def test_it_gives_up_with_numbers_and_advice() -> None:
     assert caught.value.hints[0].startswith("grpo.num_generations_per_prompt=4 ")
 
 
-def test_the_limit_counts_generation_batches_which_may_be_larger_than_a_step() -> None:
-    sampler = sampler_of(2, 2, batch_size=3)
-    sampler.offer([group(f"a{i}", [1, 1]) for i in range(3)])
-    sampler.offer([group(f"b{i}", [1, 1]) for i in range(2)])  # five of six
-    with pytest.raises(EngineError, match="in 2 batches"):
-        sampler.offer([group("c", [1, 1])])
-
-
 @given(means=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=40), limit=st.floats(0.01, 1.0))
 def test_at_most_the_limit_of_trivial_groups_stays_and_no_other_is_dropped(means: list[float], limit: float) -> None:
     keep = epsilon_filter(torch.tensor(means, dtype=torch.float64), epsilon=0.05, limit=limit).tolist()

@@ -25,7 +25,6 @@ from nemotron_steps.engine.grpo.rewards import (
 from nemotron_steps.engine.grpo.rollout_metrics import reward_penalty_metrics
 from nemotron_steps.engine.rollouts.conversation import FORMAT_KEY, TurnFormat
 from nemotron_steps.engine.types import Rollout, RolloutGroup
-from nemotron_steps.errors import ConfigError
 from tests.engine.engine_samples import rollout
 
 
@@ -66,19 +65,6 @@ def test_stop_properly_scales_truncated_rewards_only_and_replaces_the_length_pen
 
 
 CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
-
-
-@pytest.mark.parametrize(
-    ("text", "invalid"),
-    [
-        (CALL, False),
-        ("<think>should I write <tool_call>?</think> no", False),
-        ('<tool_call>{"name": "f", "arguments": {}', True),
-        (f"{CALL} and </tool_call>", True),
-    ],
-)
-def test_invalid_tool_calls(text: str, invalid: bool) -> None:
-    assert has_invalid_tool_call(text) is invalid
 
 
 @pytest.mark.parametrize(
@@ -263,18 +249,3 @@ def test_a_penalised_rollout_has_reward_0_and_one_below_0_gains_nothing() -> Non
     assert shares["reward_penalties/empty_final_answer"] == pytest.approx(2 / 3)
     assert shares["reward_penalties/duplicated_reasoning"] == 0.0
     assert reward_penalty_metrics(rollouts) == {}
-
-
-def test_the_tags_tokens_are_the_tokenizers_unless_the_config_says_so() -> None:
-    def tag_ids(tokens: dict[str, list[int]], **ids: int) -> tuple[int, int] | None:
-        config = RewardPenaltiesConfig.model_validate({"penalize_malformed_think_tag": True, "token_ids": ids})
-        return RewardPenalties.of(config, TAGS, "user x <think>", tokens.__getitem__)._tag_ids
-
-    one, pieces = {"<think>": [90], "</think>": [91]}, {"<think>": [90], "</think>": [9, 1]}
-    assert tag_ids(one) == (90, 91)
-    assert tag_ids(pieces) is None
-    assert tag_ids(pieces, think_close=8) == (90, 8)
-    assert tag_ids(one, think_open=12, think_close=13) == (12, 13)
-    with pytest.raises(ConfigError, match="has none for the other") as caught:
-        tag_ids(pieces, think_open=12)
-    assert caught.value.where == "reward_penalties.token_ids.think_close"

@@ -16,7 +16,6 @@ from nemotron_steps.engine.placement.generator_group import (
     AFFINITY_MARGIN,
     BLOCK,
     GenerationWorker,
-    PrefixMemory,
     RayGenerator,
 )
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
@@ -156,16 +155,6 @@ def test_a_group_stays_whole_and_each_of_its_samples_goes_on_where_it_was(genera
         finish(generator, "group", [index], index)
     submit(generator, "other", [1, 2, 3])
     assert {submit(generator, f"turn {i}", [*SYSTEM, i, 99]) for i in range(4)} == {engine}
-
-
-@pytest.mark.parametrize("length", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
-def test_the_longest_conversation_that_is_continued_counts(length):
-    memory = PrefixMemory()
-    shorter = list(range(length))
-    memory.note([*shorter, 5], 1)
-    memory.note([*shorter, 5, 6], 2)
-    assert [memory.find([*shorter, 5, *rest]) for rest in ([], [7], [6], [6, 7])] == [1, 1, 2, 2]
-    assert memory.find([*shorter, 4]) is None
 
 
 def test_a_request_is_cancelled_where_it_is_and_one_that_has_not_left_yet_is_only_dropped(generator, monkeypatch):

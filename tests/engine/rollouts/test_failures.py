@@ -203,19 +203,6 @@ def test_an_agent_that_breaks_fails_its_own_rollout_alone(outcome, failure):
     assert [e["failure"] for e in events(records)] == [failure] and events(records)[0]["message"]
 
 
-def test_members_keep_their_random_streams_whichever_session_opens_first():
-    class SlowFirst(Talk):
-        seeded = 0
-
-        async def seed(self, row):
-            self.seeded += 1
-            await asyncio.sleep(0.05 / self.seeded)
-            return await super().seed(row)
-
-    group = collect(SlowFirst(random.Random(0), 1))
-    assert [f'"by": {r.index}}}' in r.metadata["turn_texts"][0] for r in group.rollouts] == [True] * 4
-
-
 def test_a_group_that_is_cut_before_two_of_its_rollouts_have_finished_straggles():
     class OthersHang(Talk):
         seeded = hanging = 0

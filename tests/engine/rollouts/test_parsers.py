@@ -141,14 +141,3 @@ def test_llama_calls_are_the_whole_answer(text, calls, malformed):
     got, found = read("llama3_json", text)
     assert got == calls and len(found.malformed) == malformed
     assert found.text == ("" if calls else text)
-
-
-def test_a_call_that_is_cut_off_is_text_and_one_after_a_broken_one_is_read():
-    cut = 'a <tool_call>{"name": "f"'
-    assert TOOL_PARSERS["hermes"](cut, ()).malformed == () and TOOL_PARSERS["hermes"](cut, ()).text == cut
-    got, found = read("hermes", 'a <tool_call>{}</tool_call> b <tool_call>{"name": "f", "arguments": {}}</tool_call> c')
-    assert got == [("f", {})] and found.text == "a <tool_call>{}</tool_call> b  c" and found.malformed == ("{}",)
-    got, found = read("nemotron_json", '<TOOLCALL>{"name": "f", "arguments": {}}</TOOLCALL>')
-    assert got == [("f", {})] and found.text == ""
-    for name in ("", 3, None):
-        assert TOOL_PARSERS["hermes"](hermes_text([(name, {})]), ()).calls == ()

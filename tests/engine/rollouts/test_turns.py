@@ -102,16 +102,6 @@ def test_the_next_turn_has_what_room_is_left(length: int, asked: list[int], kept
     assert found.truncated is (length < 14)
 
 
-def test_calls_are_answered_with_their_results_or_what_is_wrong_with_them() -> None:
-    calls = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
-    calls += '<tool_call>{"name": "g", "arguments": "["}</tool_call>'
-    found = run(Policy("end"), Asking(None), completion(calls))
-    results = [item["output"] for item in found.output if item["type"] == "function_call_output"]
-    assert results == ["f={'a': 1}", "error: the arguments of `g` are not a JSON object"]
-    ids = [item["call_id"] for item in found.output if "call_id" in item]
-    assert ids == ["m/0_0", "m/0_1", "m/0_0", "m/0_1"]
-
-
 def routed(tokens, fed, value):
     chosen = None if value is None else np.full((fed, 2, 3), value, np.int16)
     return Completion("r", 0, tokens, [-0.1] * len(tokens), FinishReason.STOP, [0] * len(tokens), chosen)

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import EnvConfig, RlConfig
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
 from nemotron_steps.engine.setup import prompt_lengths
-from nemotron_steps.engine.setup import rows as rows_module
 from nemotron_steps.engine.setup.prompt_lengths import longer_than
-from nemotron_steps.engine.setup.rows import RunRows, check_rows, check_run_rows, read_data
+from nemotron_steps.engine.setup.rows import check_rows, read_data
 from nemotron_steps.errors import ConfigError, DataError, StepsError
 from tests.models.checkpoints import write_tokenizer
 from tests.models.stock_chats import stock_chat
@@ -194,20 +192,3 @@ def test_a_judge_that_would_not_see_the_answers_is_told_before_anything_is_loade
     assert caught.value.hints[0].startswith("env.nemo_gym.environments.genrm_compare.layout=plain")
     with pytest.raises(ConfigError, match="does not write principle messages"):
         check(any_role.replace("messages", "messages if m.role != 'principle'"), "roles")
-
-
-def test_every_row_that_is_trained_on_has_a_teacher_and_those_of_validation_are_checked_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    checked: list[Any] = []
-    monkeypatch.setattr(rows_module, "check_rows", lambda env, rows, heldout, **more: checked.append((rows, more)))
-    section = {"teachers": {"a": "x", "b": "y"}, "teacher_field": "teacher"}
-    config = OpdConfig.model_validate(
-        {"on_policy_distillation": section, "env": {"should_use_nemo_gym": False, "environment": "mcqa"}}
-    )
-    rows = [PromptRow(n, {"teacher": name}, f"f:{n + 1}") for n, name in enumerate("abz")]
-    check_run_rows(config, RunRows(rows[:2], rows[2:]))  # nobody learns from those of validation
-    ((found, more),) = checked
-    assert list(found) == rows and more["policy_served"] is False and more["only"] == "mcqa"
-    with pytest.raises(DataError, match="'z' is not there"):
-        check_run_rows(config, RunRows(rows))
