@@ -62,8 +62,6 @@ def test_the_template_of_a_folder_is_the_file_or_that_of_the_settings(tmp_path: 
     [
         ("{% for m in messages %}{{ m.role }}{% endfor %}", ()),
         ("{% for m in messages %}{{ m | tojson }}{% endfor %}", ROLES),
-        ("{% if tools is none and add_generation_prompt %}{{ messages[0].content }}{% endif %}", ROLES[:3]),
-        ("{{ messages[0].content }}{{ unk_token + pad_token }}", ROLES[:3]),
         ("{% if messages[0].role == 'user' %}\n  {% set x = messages[0].content %}\n{{ x }}{% endif %}", ("user",)),
     ],
 )

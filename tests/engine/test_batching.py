@@ -42,10 +42,8 @@ def test_splitting_gives_consecutive_global_batches_or_refuses() -> None:
 @pytest.mark.parametrize(
     ("rows", "size", "unit", "batches"),
     [
-        (4, 4, 1, [[0, 1, 2, 3]]),
         (6, 4, 2, [[0, 1, 2, 3], [4, 5]]),
         (6, 3, 2, [[0, 1], [2, 3], [4, 5]]),
-        (4, 1, 2, [[0, 1], [2, 3]]),
         (0, 2, 1, []),
     ],
 )

@@ -117,11 +117,9 @@ def test_a_real_disk_limit_is_said_in_one_line(save_async: bool, tmp_path: Path)
     ("rewards", "settings", "kept"),
     [
         ([0.9, 0.8, 0.7, 0.1], {"keep_top_k": 1}, [1, 4]),
-        ([0.1, 0.9, 0.3, 0.2], {"keep_top_k": 2}, [2, 3, 4]),
         ([0.9, 0.1, 0.8, 0.7], {"keep_top_k": 1, "higher_is_better": False}, [2, 4]),
         ([0.9, 0.5, 0.5, 0.1], {"keep_top_k": 2}, [1, 3, 4]),  # the newer of equals
         ([-9.0, math.nan, -8.0, math.nan], {"keep_top_k": 2, "higher_is_better": False}, [1, 3, 4]),
-        ([0.9, 0.8, 0.7, 0.1], {"keep_top_k": 2, "metric_name": None}, [3, 4]),
     ],
 )
 def test_the_best_are_kept_and_the_newest_besides(

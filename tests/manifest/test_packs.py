@@ -47,7 +47,6 @@ def test_a_folder_reached_twice_is_one_pack(tmp_path: Path) -> None:
     [
         '[step]\nid = "demo/broken"\nunknown = 1\n',
         '[step]\nid = "demo/broken"\nname = "unterminated\n',
-        '[step]\nid = "demo/broken"\n[[consumes]]\nname = "x"\n',
     ],
 )
 def test_a_broken_file_hides_only_itself(tmp_path: Path, broken: str) -> None:

@@ -54,11 +54,8 @@ def test_a_pipeline_under_a_steps_name_goes_by_its_pack(tmp_path: Path) -> None:
     ("ports", "why"),
     [
         ('[[consumes]]\ntype = "top"\n[[produces]]\ntype = "b"\n', None),
-        ('[[consumes]]\ntype = "a"\n[[produces]]\ntype = "low"\n', None),
-        ('[[consumes]]\ntype = "a"\n[[consumes]]\ntype = "b"\nrequired = false\n[[produces]]\ntype = "b"\n', None),
         ('[[consumes]]\ntype = "a"\n[[produces]]\ntype = "a"\n[[produces]]\nname = "x"\ntype = "b"\n', None),
         ('[[consumes]]\ntype = "a"\nrequired = false\n[[produces]]\ntype = "b"\n', "needs 0 inputs, not one"),
-        ('[[consumes]]\ntype = "under"\n[[produces]]\ntype = "b"\n', "takes 'under'"),
         ('[[consumes]]\ntype = "a"\n[[produces]]\ntype = "high"\n', "produces no 'b'"),
     ],
 )

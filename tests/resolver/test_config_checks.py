@@ -20,21 +20,12 @@ from tests.resolver.worlds import step_of
     [
         ("???", True),
         ("/path/to/rows.jsonl", True),
-        ("path/to/rows.jsonl", True),
         ("<your model>", True),
-        ("<PATH to rows>", True),
         ("todo: a name", True),
-        ("changeme", True),
-        ("", False),
         ("????", False),
         ("/real/path/to/rows", False),
-        ("/path/too", False),
-        ("<a>", False),
         ("<your model>/hf", False),
-        ("todos.jsonl", False),
         ("a TODO", False),
-        (None, False),
-        (3, False),
     ],
 )
 def test_what_only_stands_for_a_value(value: Any, is_one: bool) -> None:

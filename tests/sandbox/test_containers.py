@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +14,8 @@ from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 from nemotron_steps.sandbox.container_session import _END_ALL, ApptainerSession, ContainerSession
 from nemotron_steps.sandbox.containers import (
     ContainerSandbox,
-    podman_ulimits,
 )
 from nemotron_steps.sandbox.session import SessionOverError
-
-PID_MAX = int(Path("/proc/sys/kernel/pid_max").read_text())
-
 
 LIMITED = Limits(
     wall_s=2.0, cpu_s=7, memory_bytes=11, processes=13, file_bytes=17, scratch_bytes=19, output_bytes=23, open_files=29
@@ -153,25 +148,6 @@ def test_a_sessions_command_is_out_of_time_when_the_clock_inside_says_so(
     assert first == f"exec --interactive --workdir /repo {session.name} timeout -s KILL 0.2 ls -l"
     # What it started may have left its process group.
     assert others == (f"exec {session.name} /bin/sh -c {_END_ALL}\n" if outcome is Outcome.TIMEOUT else "")
-
-
-@pytest.mark.parametrize(
-    ("hard", "told"),
-    [
-        ((1000, 2000), ["--ulimit", "nofile=256:256", "--ulimit", "nproc=2000:2000"]),
-        ((100, 10**9), ["--ulimit", "nofile=100:100", "--ulimit", f"nproc={PID_MAX}:{PID_MAX}"]),
-        ((resource.RLIM_INFINITY,) * 2, ["--ulimit", "nofile=256:256", "--ulimit", f"nproc={PID_MAX}:{PID_MAX}"]),
-    ],
-)
-def test_podman_is_told_limits_that_this_process_may_grant(
-    monkeypatch: pytest.MonkeyPatch, hard: tuple[int, int], told: list[str]
-) -> None:
-    limits = dict(zip((resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC), hard, strict=True))
-    monkeypatch.setattr(resource, "getrlimit", lambda number: (1, limits[number]))
-    assert podman_ulimits(nofile=256) == told
-    command = ContainerSandbox("podman", "image").command("n", ["true"], "/in", "/p.json", Limits(open_files=256))
-    assert " ".join(told) in " ".join(command)
-    assert f"--tmpfs /tmp:rw,mode=1777,U,notmpcopyup,size={256 << 20}" in " ".join(command)
 
 
 def noting(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, does: str) -> Path:

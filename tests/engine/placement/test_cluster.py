@@ -101,10 +101,8 @@ def test_what_shares_a_gpu_asks_for_no_more_than_all_of_it_and_what_has_it_alone
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"gpus": 2, "separate": 2}, "generation_devices"),
         ({"gpus": 2, "workers": 4}, "cluster.policy_workers"),
         ({"gpus": 8, "separate": 6, "tensor": 4}, "generation_devices"),
-        ({"gpus": 4, "nodes": 2, "tensor": 8}, "tensor_parallel_size"),
         ({"judges": 3, "gpus": 2, "nodes": 2, "judge_nodes": 1}, "num_gpu_nodes"),
         ({"judges": 1, "gpus": 8, "judge": {"backend": "vllm", "tensor_parallel_size": 2}}, "tensor_parallel_size"),
     ],

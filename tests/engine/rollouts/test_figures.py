@@ -96,12 +96,9 @@ CALL = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}
 RESULT = {"type": "function_call_output", "call_id": "c", "output": LOW}
 ASKED: list[tuple[Any, bool]] = [
     (f"1 + 1? {LOW}", True),
-    ("1 + 1?", False),
     ([USER], True),
     ([USER, SAID, LAST], False),  # the last user message alone decides
-    ([{"role": "system", "content": LOW}, LAST], False),
     ([USER, CALL, RESULT], True),
-    ([LAST, CALL, RESULT], False),
     ([SAID], False),  # which gets a user message
     ([{"role": "user", "content": ["2 + 2?"]}, {"type": "function_call", "role": "user", **CALL}, RESULT], False),
 ]

@@ -101,9 +101,7 @@ def test_xml_values_take_their_types_from_the_offered_tool():
 
 MALFORMED = [
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": }}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'),
     ("hermes", "<tool_call>" + "[" * 100_000 + "</tool_call>"),
-    ("nemotron_json", '<TOOLCALL>[{"name": 3}]</TOOLCALL>'),
     ("qwen3_coder", "<tool_call><function=f><parameter=a>1</function></tool_call>"),
     ("llama3_json", '{"name": "f", "parameters": {}} and more'),
 ]
@@ -127,13 +125,9 @@ def test_any_text_is_read_without_an_error(text, parser, opening):
     ("text", "calls", "malformed"),
     [
         (' <|python_tag|> {"name": "f", "parameters": {"a": 1}} ', [("f", {"a": 1})], 0),
-        ('{"name": "f", "arguments": {"a": 1}}', [("f", {"a": 1})], 0),
         ('{"name": "f", "parameters": "{}"};{"name": "g", "parameters": {}}', [("f", {}), ("g", {})], 0),
-        ('{"name": "f", "parameters": {}};', [], 1),
         ('{"name": "f", "parameters": {}}, {"name": "g", "parameters": {}}', [], 1),
         ('{"answer": 3}', [], 0),  # JSON that names no tool is an answer
-        ('<|python_tag|>{"answer": 3}', [], 1),
-        ("<|python_tag|>print(1)", [], 0),
         ('say {"name": "f", "parameters": {}}', [], 0),
     ],
 )

@@ -145,14 +145,9 @@ def test_tokenize_and_tokens_as_ids_as_nemo_gym_asks(endpoint):
     ("body", "status", "param"),
     [
         ({}, 400, "messages"),
-        ({"messages": []}, 400, "messages"),
         ({"messages": [GREETING], "model": "other"}, 404, "model"),
-        ({"messages": [GREETING], "temperature": -1}, 400, "temperature"),
-        ({"messages": [GREETING], "stop": [""]}, 400, "stop"),
         ({"messages": [GREETING], "temprature": 1}, 400, "temprature"),
         ({"messages": [GREETING], "tools": [{"type": "function"}]}, 400, "tools.0.function"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content.0"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
             400,

@@ -64,8 +64,6 @@ def test_truncation_and_instructions(endpoint, chat):
     ("body", "param"),
     [
         ({}, "input"),
-        ({"input": [{"type": "video"}]}, "input.0"),
-        ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"input": [{**GREETING, "prompt_token_ids": "x", "generation_token_ids": [1]}]}, "input.0"),
     ],

@@ -38,9 +38,7 @@ def config_of(folder: Path, validation: int = 0, **grpo: Any) -> RlConfig:
     ("grpo", "asked"),
     [
         ({"val_period": 1}, "grpo.val_period"),
-        ({"val_at_start": True}, "grpo.val_at_start"),
         ({"val_at_end": True}, "grpo.val_at_end"),
-        ({"val_period": 0}, None),
         ({"val_period": -1}, None),
     ],
 )
