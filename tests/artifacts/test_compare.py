@@ -68,35 +68,6 @@ def commit(store: ArtifactStore, name: str, texts: dict[str, str], **options: An
         return store.commit(folder / "tree", options.pop("type_name", "export"), name=name, **options)
 
 
-def test_files_rows_and_weights_that_differ(store: ArtifactStore) -> None:
-    rows = '{"v": 1, "w": 2}\n{"v": 3}\n{"v": 3}\nnot json\n'
-    other = '{"v": 3}\n{"w": 2, "v": 1}\n{"v": 10}\nnot json\n{}\n'
-    commit(store, "a", {"same": "x", "both.jsonl": rows, "gone.jsonl": "{}\n", "text": "1"}, weights=[1.0])
-    commit(store, "b", {"same": "x", "both.jsonl": other, "new": "12", "text": "123"}, weights=[1.5])
-    found = compare(store, "a", "b")
-    assert not found.same
-    document = json.loads(json.dumps(found.to_dict()))
-    assert document["a"]["ref"] == "a:v1" and document["b"]["ref"] == "b:v1" and document["same"] is False
-    assert document["files"] == {
-        "both.jsonl": [len(rows), len(other)],
-        "gone.jsonl": [3, None],
-        "new": [None, 2],
-        "text": [1, 3],
-        "w.safetensors": [found.files["w.safetensors"][0]] * 2,
-    }
-    assert document["rows"] == {"both.jsonl": {"same": 3, "removed": 1, "added": 2}}
-    assert document["tensors"]["differing"] == {"w": 0.5}
-
-
-def test_the_same_files_with_other_attributes_are_not_the_same(store: ArtifactStore) -> None:
-    commit(store, "a", {"x": "1"}, attributes={"list": [1, 2], "seed": 1, "only": 2})
-    commit(store, "b", {"x": "1"}, attributes={"list": [1, 2], "seed": 3, "other": 4})
-    found = compare(store, "a", "b")
-    assert not found.same and found.files == {} and found.tensors is None
-    assert found.attributes == {"only": (2, None), "other": (None, 4), "seed": (1, 3)}
-    assert compare(store, "a", "a:v1").same
-
-
 def test_what_is_broken_or_of_another_type_is_not_compared(store: ArtifactStore) -> None:
     first = commit(store, "a", {"x": "1"})
     commit(store, "b", {"x": "2"})

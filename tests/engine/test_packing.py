@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.grpo import LossFnConfig
 from nemotron_steps.engine.batching import select_rows, token_budget_micro_batches
@@ -14,10 +13,6 @@ from nemotron_steps.engine.losses.loss import count_normalizers
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.packing import ALGORITHMS, first_fit_decreasing, modified_first_fit_decreasing, pack
 from tests.engine.engine_samples import random_batch
-
-SIZES = st.lists(
-    st.one_of(st.integers(1, 100), st.integers(17, 33), st.integers(34, 50)), min_size=1, max_size=60
-)  # tiny to large, with many near a sixth, a third and a half of 100
 
 
 def test_it_beats_ffd_on_the_textbook_case() -> None:

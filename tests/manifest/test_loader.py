@@ -10,7 +10,6 @@ from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.errors import ManifestError
 from nemotron_steps.manifest.loader import parse_pipeline, parse_step, read_toml
 from nemotron_steps.manifest.models import Parameter
-from nemotron_steps.manifest.pipeline_models import StageCheck
 
 
 def mistakes(tmp_path: Path, text: str) -> list[tuple[int, str, tuple[str, ...]]]:
@@ -44,21 +43,6 @@ def test_a_file_that_is_not_text_is_a_manifest_error(tmp_path: Path) -> None:
         read_toml(path)
     with pytest.raises(ManifestError, match="cannot read"):
         read_toml(tmp_path / "absent.toml")
-
-
-@pytest.mark.parametrize(
-    ("bounds", "holding"),
-    [
-        ({"at_least": 0}, [0, 1, 2, 3]),
-        ({"at_most": 2}, [-1, 0, 1, 2]),
-        ({"at_least": 1, "at_most": 2}, [1, 2]),
-    ],
-)
-def test_a_check_holds_within_its_bounds_and_never_for_what_is_no_number(
-    bounds: dict[str, float], holding: list[int]
-) -> None:
-    check = StageCheck(metric="reward", **bounds)
-    assert [value for value in (-1, 0, 1, 2, 3, float("nan")) if check.holds(value)] == holding
 
 
 def test_a_choice_is_neither_another_kind_of_value_nor_the_word_null() -> None:

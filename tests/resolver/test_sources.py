@@ -127,10 +127,6 @@ def test_a_constraint_on_a_port_that_takes_many_is_one_on_each(many_world: World
     assert problem.hints == ("--input teachers.odd=PATH   # another one",)
 
 
-def art(ref: str, field: str = "path") -> str:
-    return f"art\0{ref}\0{field}"
-
-
 @pytest.fixture
 def step(tmp_path: Path) -> StepManifest:
     ports = """
@@ -159,31 +155,3 @@ def given(step: StepManifest, data: dict[str, Any], **more: Any) -> tuple[StepCo
     config, problems = with_references(step, StepConfig(values, **more), "s")
     assert values == before
     return config, [f"{problem.code} {problem.found}" for problem in problems]
-
-
-@pytest.mark.parametrize(
-    ("data", "after"),
-    [
-        ({"train": art("a:v1", "train"), "val": art("a:v1", "val")}, {"train": "a:v1", "val": None}),
-        ({"train": art("a:v1"), "test": art("a:v1", "test")}, {"train": "a:v1", "test": None}),
-        ({"train": "mine", "val": art("b:v1")}, {"train": "mine", "val": "b:v1"}),
-    ],
-)
-def test_an_input_is_fed_at_its_first_key_and_fills_the_others(
-    data: dict[str, Any], after: dict[str, Any], step: StepManifest
-) -> None:
-    config, problems = given(step, data)
-    assert (config.values["data"], problems) == (after, [])
-
-
-@pytest.mark.parametrize(
-    ("data", "told"),
-    [
-        ({"train": art("a:v1"), "val": art("b:v1")}, ["E306 ${art:b:v1}"]),
-        ({"train": art("a:v1", "val")}, ["E305 ${art:a:v1,val}"]),
-        ({"train": art("a:v1"), "seed": art("b:v1")}, ["E305 ${art:b:v1}"]),
-    ],
-)
-def test_what_no_input_is_fed_with_there_is_told(data: dict[str, Any], told: list[str], step: StepManifest) -> None:
-    assert given(step, data)[1] == told
-    assert given(step, data, inputs={"model": "x"})[1] == told

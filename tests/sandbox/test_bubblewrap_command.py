@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
-from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, bubblewrap
+from nemotron_steps.sandbox import Limits
 from nemotron_steps.sandbox.bubblewrap import FIRST_UID, UIDS_PER_PROCESS, BubblewrapSandbox, Descriptors
-from nemotron_steps.sandbox.process import Ended
 
 LIMITED = Limits(cpu_s=7, memory_bytes=11, processes=13, file_bytes=17, scratch_bytes=19, open_files=29)
 
@@ -39,36 +34,3 @@ def test_root_runs_each_program_as_a_user_of_its_own_and_anybody_else_as_nobody(
     assert "setpriv" not in words and "--cap-add" not in words
     assert {"--unshare-all", "--unshare-user", "--disable-userns"} <= set(words)
     assert (after(words, "--uid"), after(words, "--gid")) == ([["65534"]], [["65534"]])
-
-
-class Group:
-    procs = "/sys/fs/cgroup/x/cgroup.procs"
-    full = False
-
-    def was_full(self) -> bool:
-        return self.full
-
-
-def judged(
-    monkeypatch: pytest.MonkeyPatch, ended: Ended, group: Group | None = None
-) -> tuple[SandboxResult, list[str], dict[str, Any]]:
-    """What becomes of a run that ended so, the command, and what else the host's process was given."""
-    asked: list[Any] = []
-
-    async def run_process(argv: list[str], stdin: bytes, **options: Any) -> Ended:
-        asked.extend((argv, options))
-        return ended
-
-    @contextmanager
-    def try_to_make(memory_bytes: int) -> Iterator[Group | None]:
-        assert memory_bytes == 11
-        yield group
-
-    monkeypatch.setattr(bubblewrap, "run_process", run_process)
-    monkeypatch.setattr(bubblewrap.MemoryGroup, "try_to_make", try_to_make)
-    result = asyncio.run(BubblewrapSandbox().execute(["x"], b"", {"a": b"1"}, LIMITED))
-    return result, *asked  # type: ignore[return-value]
-
-
-def ended(outcome: Outcome = Outcome.EXITED, code: int = 0, wall_s: float = 1.0, ready: bool = True) -> Ended:
-    return Ended(outcome, code, "out", "it says why", wall_s, ready)

@@ -57,21 +57,6 @@ def outstanding(buffer: GroupBuffer) -> set[int]:
     return {saved[0] for saved in [*state["interrupted"], *state["ready"]]} | set(state["retry"])
 
 
-def test_no_step_takes_a_group_whose_place_another_ones_promise_needs() -> None:
-    buffer = GroupBuffer(2, 2)
-    kept, gone, *second = [buffer.issue(0, 0.0) for _ in range(3)]
-    buffer.discard(gone.group_id, "no_signal")
-    second += [buffer.issue(0, 0.0), buffer.issue(0, 0.0)]
-    third = [buffer.issue(0, 0.0), buffer.issue(0, 0.0)]
-    assert [t.target_step for t in [kept, *second, *third]] == [0, 1, 1, 1, 2, 2]  # three for the two places of step 1
-    buffer.complete(graded(kept))
-    buffer.complete(graded(third[0]))
-    assert buffer.take() is None
-    buffer.complete(graded(second[2]))
-    taken = buffer.take()
-    assert taken is not None and [g.prompt_index for g in taken] == [kept.position, second[2].position]
-
-
 def test_stragglers_are_found_withdrawn_counted_and_retried_first() -> None:
     buffer = GroupBuffer(2, 1, straggler_deadline_s=10.0)
     slow = buffer.issue(0, now=0.0)

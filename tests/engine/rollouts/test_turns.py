@@ -74,18 +74,6 @@ def run(policy: Policy, environment: Asking, first: Completion, *, turns: int = 
     return asyncio.run(rollout())
 
 
-def test_a_conversation_goes_on_until_nothing_is_asked_and_keeps_what_was_said() -> None:
-    policy, environment = Policy("two", "end"), Asking("Qa", "Qb", None)
-    found = run(policy, environment, completion("one"))
-    assert found.texts == ["one", "two", "end"] and found.turns == [(2, 6), (8, 12), (14, 18)]
-    assert found.token_mask == [0, 0] + ([1] * 4 + [0, 0]) * 2 + [1] * 4
-    assert (len(found.weight_versions), set(found.logprobs), found.truncated) == (12, {0.0, -0.5}, False)
-    assert found.token_ids[6:8] == [ord("Q"), True]  # the question, after a turn that ended by itself
-    assert [item.get("content") for item in found.output if item.get("role") == "user"] == ["Qa", "Qb"]
-    assert [asked[1:] for asked in policy.asked] == [(20, "m/1"), (20, "m/2")]
-    assert policy.asked[1][0] == found.token_ids[:14] and environment.heard == [("one", 4), ("two", 4), ("end", 4)]
-
-
 @pytest.mark.parametrize(("turns", "max_steps", "said"), [(1, None, 1), (2, None, 2), (9, 2, 2), (1, 3, 3)])
 def test_a_rollout_takes_as_many_turns_as_it_may(turns: int, max_steps: int | None, said: int) -> None:
     environment = Asking(*["Q"] * 9, max_steps=max_steps)

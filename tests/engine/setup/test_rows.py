@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.schema.rl import EnvConfig, RlConfig
+from nemotron_steps.config.schema.rl import EnvConfig
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
 from nemotron_steps.engine.setup import prompt_lengths
 from nemotron_steps.engine.setup.prompt_lengths import longer_than
-from nemotron_steps.engine.setup.rows import check_rows, read_data
+from nemotron_steps.engine.setup.rows import check_rows
 from nemotron_steps.errors import ConfigError, DataError, StepsError
 from tests.models.checkpoints import write_tokenizer
 from tests.models.stock_chats import stock_chat
@@ -22,37 +22,6 @@ def write(file: Path, count: int) -> str:
     rows = [{"responses_create_params": {"input": "x" * (n + 1)}} for n in range(count)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(file)
-
-
-def config_of(folder: Path, validation: int = 0, **grpo: Any) -> RlConfig:
-    data: dict[str, Any] = {"train": {"data_path": write(folder / "train.jsonl", 6)}, "shuffle": False}
-    if validation:
-        data["validation"] = {"data_path": write(folder / "val.jsonl", validation)}
-    off = {"val_period": -1, "val_at_start": False, "val_at_end": False}
-    return RlConfig.model_validate(
-        {"data": data, "grpo": {**off, **grpo}, "env": {"should_use_nemo_gym": False, "environment": "mcqa"}}
-    )
-
-
-@pytest.mark.parametrize(
-    ("grpo", "asked"),
-    [
-        ({"val_period": 1}, "grpo.val_period"),
-        ({"val_at_end": True}, "grpo.val_at_end"),
-        ({"val_period": -1}, None),
-    ],
-)
-def test_validation_without_prompts_is_refused_with_the_key_that_asks_for_it(
-    grpo: dict[str, Any], asked: str | None, tmp_path: Path
-) -> None:
-    if asked is None:
-        assert len(read_data(config_of(tmp_path, **grpo)).train) == 6
-        return
-    with pytest.raises(ConfigError, match=asked) as caught:
-        read_data(config_of(tmp_path, **grpo))
-    assert any(hint.startswith(f"{asked}=") for hint in caught.value.hints)
-    rows = read_data(config_of(tmp_path, validation=2, **grpo))
-    assert (len(rows.train), len(rows.validation), len(rows.heldout)) == (6, 2, 0)
 
 
 def test_what_rows_need_is_read_from_their_environments() -> None:
