@@ -88,7 +88,6 @@ def test_files_are_written_with_their_folders_and_what_cannot_be_is_told(ask: As
     [
         ("sleep 30", "exited"),
         ("yes", "output_limit"),
-        ("for i in $(seq 300); do echo; sleep 0.1; done", "exited"),
     ],
 )
 def test_what_has_left_the_group_holds_no_answer_up_beyond_the_time_of_its_command(

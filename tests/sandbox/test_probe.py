@@ -171,10 +171,6 @@ def test_without_the_filter_the_probe_names(name: str) -> None:
     ("also", "named"),
     [
         (("keyctl",), "kernel keyring"),
-        (("ptrace",), "system call ptrace"),
-        (("memfd_create",), "system call memfd_create"),
-        (("shmget",), "system call shmget"),
-        (("unshare",), "system call unshare"),
         (("clone",), "namespace: user"),
         (("mmap",), "memory: shared"),
         (("socket",), "network: socket families"),
@@ -202,7 +198,6 @@ class Answering(BubblewrapSandbox):
     "change",
     [
         lambda result: replace(result, stdout=""),
-        lambda result: replace(result, stdout="{}"),
         lambda result: replace(result, stdout=json.dumps({"secret": "guessed", "results": {}})),
         lambda result: replace(result, exit_code=1),
         lambda result: replace(result, outcome=Outcome.TIMEOUT),

@@ -135,21 +135,13 @@ def test_a_judge_that_is_down_is_an_error_or_a_masked_sample_and_never_a_reward_
         assert metrics["reward/mean"] >= 1 and math.isfinite(metrics["loss"])
 
 
-@pytest.mark.parametrize(
-    ("kills", "steps", "dynamic"),
-    [
-        pytest.param(2, 8, True, id="2-kills"),
-        pytest.param(3, 16, False, id="3-kills", marks=pytest.mark.slow),
-    ],
-)
-def test_a_killed_asynchronous_run_neither_loses_nor_repeats_a_prompt_nor_lacks_a_report(
-    kills, steps, dynamic, tmp_path
-):
-    account = kill_until_done(tmp_path, kills=kills, steps=steps, dynamic=dynamic, seed=37)
+def test_a_killed_asynchronous_run_neither_loses_nor_repeats_a_prompt_nor_lacks_a_report(tmp_path):
+    steps = 8
+    account = kill_until_done(tmp_path, kills=2, steps=steps, dynamic=True, seed=37)
     assert account.lost == account.repeated == []
     assert account.trained == steps * PROMPTS
     assert account.without_metrics == account.without_samples == []
-    assert dynamic == ("no_signal" in account.outcomes)
+    assert "no_signal" in account.outcomes
 
 
 SMALL = Workload(prompts=8, answers=8, steps=40, train_s=30.0)

@@ -30,7 +30,6 @@ def test_reward_rises_and_generator_and_policy_agree(task, tmp_path):
     assert metrics[0]["kl_penalty"] == pytest.approx(0.0, abs=1e-6) and metrics[-1]["kl_penalty"] > 0
 
 
-PLAIN: dict = {}
 ASYNC_SAVES = {"checkpointing__save_async": True}
 SCHEDULES = {
     "grpo__use_dynamic_sampling": True,
@@ -42,7 +41,7 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("changes", [PLAIN, ASYNC_SAVES, SCHEDULES], ids=["plain", "save_async", "schedules"])
+@pytest.mark.parametrize("changes", [ASYNC_SAVES, SCHEDULES], ids=["save_async", "schedules"])
 def test_a_resumed_run_is_bit_identical_to_an_unbroken_one(changes, task, tmp_path):
     whole, first, second = [], [], []
     config = config_of(task, 6, **changes)

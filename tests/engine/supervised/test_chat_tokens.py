@@ -156,7 +156,7 @@ PREFIXED = {
 
 @pytest.mark.parametrize("name", PREFIXED)
 @pytest.mark.parametrize("layout", ["<|{{ m.role }}|>\n{{ m.content }}</s>\n", "<s>{{ m.role }}:{{ m.content }}</s>"])
-@pytest.mark.parametrize("said", ["two more", " two", "<s>two</s> <|x", ""])
+@pytest.mark.parametrize("said", [" two", "<s>two</s> <|x"])
 def test_a_chat_has_the_tokens_of_its_text_where_tokenizers_write_a_space_before_a_text(
     name: str, layout: str, said: str
 ) -> None:
