@@ -1,4 +1,4 @@
-"""Which home is meant, where this user's own things lie, and what a local home does with its folders."""
+"""Which home is meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changed between rows, weights and whole artifacts, read without torch."""
+"""What changed between weights and configs, read without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Freed memory stays with the process, as far as its user lets it; what the collector need not look at."""
+"""Memory that loading has freed is given back."""
 
 from __future__ import annotations
 

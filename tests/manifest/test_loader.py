@@ -1,4 +1,4 @@
-"""A mistake in a manifest is named with its file and line, all of them at once."""
+"""Mistakes in a manifest are named with file and line, all at once; what tables and choices mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step's manifest means: its ports under a config, names, choices, and where each key stands."""
+"""What a step's manifest means: its ports under a config, and what contradicts itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pipeline's file says: sources, names, checks, and what a config's name means for each stage."""
+"""What a pipeline's file says: sources, and what a config's name means for each stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What packs make together: copies, hidden and broken ones, merged types, and what is told of each."""
+"""What packs make together: copies, hidden ones, pipelines and converters."""
 
 from __future__ import annotations
 

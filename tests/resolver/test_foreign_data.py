@@ -1,4 +1,4 @@
-"""What data that is no artifact is taken for."""
+"""What is offered for data that is no artifact."""
 
 from __future__ import annotations
 

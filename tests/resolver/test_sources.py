@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ import pytest
 from nemotron_steps.errors import PlanError
 from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.resolver.graph import with_references
-from nemotron_steps.resolver.plan import Instance, Plan, SuppliedInput
+from nemotron_steps.resolver.plan import Plan, SuppliedInput
 from nemotron_steps.resolver.problems import AbsentInput
-from nemotron_steps.resolver.request import Request, StepConfig, request_for_pipeline, request_for_steps
+from nemotron_steps.resolver.request import Request, StepConfig, request_for_steps
 from nemotron_steps.resolver.resolve import resolve
 from tests.resolver.worlds import World, pipeline, step_of, types_of, wiring, world_of
 
@@ -47,27 +46,6 @@ def test_an_artifact_that_is_not_here_is_an_error_and_part_of_a_plan_that_is_onl
     assert [each.what for each in plan.unfilled] == ["its weights are not here"]
     world.artifacts["mega"] = SuppliedInput("mega", "report", absent=AbsentInput("its weights are not here"))
     assert [each.code for each in refused(world, request, allow_unfilled=True)] == ["E301"], "which no filling in mends"
-
-
-def test_a_stage_that_is_not_run_is_planned_as_it_is_where_something_reads_it(world: World) -> None:
-    stages = (
-        {"name": "data", "step": "prep/prompts"},
-        {"name": "first", "step": "rl", "inputs": {"prompts": "data", "policy": {"ref": "mega"}}},
-        {"name": "second", "step": "rl", "inputs": {"prompts": "data", "policy": "first"}},
-        {"name": "third", "step": "eval", "inputs": {"prompts": "data", "model": "first"}},
-    )
-    check = {"metric": "reward", "at_least": 0.5}
-    instance = Instance("first", {"seed": "1"})
-    stages[1]["checks"] = [check]
-    request = request_for_pipeline(pipeline(*stages))
-    earlier = [replace(goal, earlier=goal.name in ("data", "first")) for goal in request.goals]
-    earlier[1] = replace(earlier[1], instance=instance)
-    plan = planned(world, replace(request, goals=tuple(earlier)))
-    assert [step.key for step in plan] == ["data", "first", "second", "convert/down", "third"]
-    assert [step.earlier for step in plan] == [True, True, False, False, False]
-    assert wiring(plan)["first"] == {"prompts": "data.prompts", "policy": "mega"}
-    assert [len(step.checks) for step in plan] == [0, 1, 0, 0, 0] and plan.goals == ("second", "third")
-    assert plan.step("first").because == "an earlier stage of p" and plan.step("first").instance == instance
 
 
 DISTIL = """

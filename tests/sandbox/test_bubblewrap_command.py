@@ -1,4 +1,4 @@
-"""What bubblewrap is asked for, and how the end of a run is judged, without running it."""
+"""As whom programs run, told by what bubblewrap is asked for."""
 
 from __future__ import annotations
 

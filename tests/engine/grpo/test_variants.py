@@ -1,4 +1,4 @@
-"""What the loop may do besides, for real: multi-token prediction, router replay, top-k; and both loops agree."""
+"""What the loop may do besides, for real: router replay, and sampling with temperature, top-k and top-p."""
 
 from __future__ import annotations
 

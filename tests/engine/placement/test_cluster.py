@@ -1,4 +1,4 @@
-"""What a run asks of its cluster, and what it is told when that is not there."""
+"""What a run asks of its cluster, and what it keeps from it."""
 
 from __future__ import annotations
 
@@ -49,20 +49,6 @@ def test_devices_are_shared_or_kept_apart_as_the_config_says():
     assert apart.generator_bundle(0) == 12
     judged = plan(2, gpus=8, nodes=3, separate=4, judge_nodes=1)
     assert (judged.policy, judged.judges, len(judged.bundles)) == (12, {"genrm_model": 4, "judge_model": 4}, 24)
-
-
-def test_judges_fill_the_nodes_that_are_kept_for_them():
-    wide = plan(1, gpus=8, nodes=5, judge_nodes=4, judge={"backend": "vllm", "tensor_parallel_size": 4})
-    assert (wide.judges, wide.judge_devices) == ({"genrm_model": 8}, (4,) * 8)
-    assert wide.bundles[-8:] == [{"GPU": 4.0}] * 8
-    # A node of eight holds two copies of three, and none of the four devices that are left over makes a fifth.
-    none_spans_two = plan(1, gpus=8, nodes=3, judge_nodes=2, judge={"backend": "vllm", "tensor_parallel_size": 3})
-    assert (none_spans_two.judges, none_spans_two.judge_devices) == ({"genrm_model": 4}, (3,) * 4)
-    asked = plan(2, gpus=8, nodes=2, judge_nodes=1, judge={"replicas": 3})
-    assert (asked.judges, asked.judge_devices) == ({"genrm_model": 3, "judge_model": 3}, (1,) * 6)
-    cpu = plan(2, judge={"replicas": 2})
-    assert (sum(cpu.judges.values()), cpu.judge_devices, cpu.bundles) == (4, (), [{}])
-    assert plan(1, gpus=2).judges == {"genrm_model": 1}
 
 
 def test_a_tensor_parallel_generator_has_a_bundle_of_several_devices():

@@ -1,4 +1,4 @@
-"""What a rollout keeps of its turns, and how long an environment is waited for."""
+"""How many turns a rollout takes, what room each has, and what is kept of an agent's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both supervised loops ask of a policy, of checkpoints and of validation, step by step: nothing is computed."""
+"""When both supervised loops save and check the time, in which order they serve rows, and how chats lie."""
 
 from __future__ import annotations
 
