@@ -42,31 +42,22 @@ HYBRID = {"model_type": "nemotron_h", "hybrid_override_pattern": "M*M-", "mamba_
     ("config", "expected"),
     [
         ({"architectures": ["A", "B"]}, {"architecture": "A"}),
-        ({"architectures": []}, {"architecture": None}),
         ({"num_experts": 4}, {"num_experts": 4}),
-        ({"n_routed_experts": 6}, {"num_experts": 6}),
-        ({"hidden_size": "8"}, {"hidden_size": None}),
         (
             {"text_config": {"hidden_size": 16, "max_position_embeddings": 32}},
             {"hidden_size": 16, "sequence_length": 32},
         ),
         (HYBRID, {"num_hidden_layers": 4, "mamba_num_heads": 4, "mamba_groups": 2, "mtp_layers": 0}),
-        ({**HYBRID, "n_groups": None, "mamba_n_groups": 3}, {"mamba_groups": 3}),
         ({**HYBRID, "n_routed_experts": 8}, {"num_experts": None}),
         ({**HYBRID, "hybrid_override_pattern": "ME", "n_routed_experts": 8}, {"num_experts": 8}),
-        ({**HYBRID, "hybrid_override_pattern": "*-"}, {"mamba_num_heads": None, "mamba_groups": None}),
         ({**HYBRID, "time_step_limit": [0.0, 0.5]}, {"bounded_time_steps": True}),
-        ({**HYBRID, "time_step_limit": [0.0]}, {"bounded_time_steps": None}),
-        ({**HYBRID, "time_step_limit": "all"}, {"bounded_time_steps": None}),
         ({"quantization_config": {"quant_method": "fp8"}}, {"quantised": "fp8"}),
         ({"quantization_config": {"bits": 4}}, {"quantised": "unnamed"}),
-        ({"quantization_config": {}}, {"quantised": None}),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 0.5}}, {"sequence_length": 64}),
         (
             {"rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}},
             {"sequence_length": 128},
         ),
-        ({"max_position_embeddings": True}, {"sequence_length": None}),
         *(
             ({"rope_scaling": {"type": "yarn", "factor": bad}}, {"sequence_length": 64})
             for bad in ("2", True, {"a": 1}, math.nan, 10**400, -2.0)
@@ -109,23 +100,6 @@ def test_layers_of_multi_token_prediction_count_where_the_weights_have_them(tmp_
     (megatron / "weights" / ".metadata").write_bytes(b"\x80decoder.layers.0")
     write_safetensors(megatron / "hf" / "carried.safetensors", {"mtp.x": [1.0]})
     assert validate_megatron(megatron)["mtp_layers"] == 1
-
-
-@pytest.mark.parametrize(
-    ("dtype", "count", "size", "fits"),
-    [("F4", 3, 2, False), ("F4", 4, 2, True), ("F6_E2M3", 4, 3, True), ("F6_E3M2", 4, 4, False), ("NEW", 4, 7, True)],
-)
-def test_numbers_of_fewer_bits_than_a_byte_fill_their_bytes(
-    dtype: str, count: int, size: int, fits: bool, tmp_path: Path
-) -> None:
-    header = json.dumps({"w": {"dtype": dtype, "shape": [count], "data_offsets": [0, size]}}).encode()
-    path = tmp_path / "t.safetensors"
-    path.write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * size)
-    if fits:
-        assert list(read_safetensors_header(path)) == ["w"]
-    else:
-        with pytest.raises(ArtifactError, match="broken or cut off"):
-            read_safetensors_header(path)
 
 
 def test_a_file_of_a_header_alone_has_no_tensors(tmp_path: Path) -> None:
@@ -188,16 +162,12 @@ PLAIN, OWN = "PreTrainedTokenizerFast", "LlamaTokenizer"
     [
         ({"eos_token": "a"}, {}, True),
         ({"eos_token": "</s>"}, {}, False),
-        ({"eos_token": {"content": "a"}}, {}, True),
         ({"eos_token": {"content": "</s>"}}, {"added_tokens": [{"id": 1, "content": "</s>"}]}, True),
         ({"eos_token": "</s>", "added_tokens_decoder": {"1": {"content": "</s>"}}}, {}, True),
-        ({"eos_token": "</s>", "added_tokens_decoder": []}, {}, False),
         ({"eos_token": "b"}, {"model": {"vocab": [["a", 0.0], ["b", 0.0]]}}, True),
         ({"eos_token": "c"}, {"model": {"vocab": [["a", 0.0], [], "c"]}}, False),
         ({"eos_token": "a"}, {"model": {}}, None),
         ({"tokenizer_class": PLAIN}, {}, False),
-        ({"tokenizer_class": "PreTrainedTokenizer"}, {}, False),
-        ({"tokenizer_class": "TokenizersBackend"}, {}, False),
         ({"tokenizer_class": OWN}, {}, None),
         ({}, {}, None),
     ],

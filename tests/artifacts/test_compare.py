@@ -1,4 +1,4 @@
-"""What changed between rows, weights and whole artifacts, read without torch."""
+"""What changed between weights and configs, read without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from nemotron_steps.artifacts import compare as module
 from nemotron_steps.artifacts.compare import compare, compare_tensors, config_changes
-from nemotron_steps.artifacts.models import Artifact, Edge, short_digest
+from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError
 from tests.artifacts.checkpoint_files import write_safetensors
@@ -46,27 +46,16 @@ def write_raw(folder: Path, dtype: str, raw: bytes, count: int) -> Path:
     ("dtype", "one", "other", "apart"),
     [
         ("F8_E4M3", b"\x00", b"\x01", None),
-        ("I8", b"\xff", b"\x01", 2.0),
-        ("U8", b"\xff", b"\x01", 254.0),
         ("I16", b"\xff\xff", b"\x01\x00", 2.0),
-        ("U16", b"\xff\xff", b"\x01\x00", 65534.0),
         ("BOOL", b"\x00", b"\x01", 1.0),
         ("U64", (1 << 63).to_bytes(8, "little"), ((1 << 63) + 1).to_bytes(8, "little"), 1.0),
-        ("I64", (1 << 62).to_bytes(8, "little"), ((1 << 62) + 1).to_bytes(8, "little"), 1.0),
         ("BF16", struct.pack("<H", 0x4000), struct.pack("<H", 0x4040), 1.0),
         ("F16", struct.pack("<e", 1.0), struct.pack("<e", 1.5), 0.5),
-        ("F64", struct.pack("<d", 1.0), struct.pack("<d", 1.5), 0.5),
     ],
 )
 def test_numbers_of_every_kind_are_read_as_what_they_are(tmp_path, dtype, one, other, apart):
     a, b = (write_raw(tmp_path / name, dtype, raw, 1) for name, raw in zip("ab", (one, other), strict=True))
     assert compare_tensors(a, b).differing == {"w": apart} and compare_tensors(a, a).same == 1
-
-
-def test_brain_floats_are_compared_with_floats(tmp_path):
-    brain = write_raw(tmp_path / "a", "BF16", struct.pack("<2H", 0x3F80, 0x4000), 2)  # 1, 2
-    across = compare_tensors(brain, weights(tmp_path / "c", {"w": [1.0, 2.0]}))
-    assert across.differing == {} and across.reshaped == {"w": ("BF16 [2]", "F32 [2]")}
 
 
 def commit(store: ArtifactStore, name: str, texts: dict[str, str], **options: Any) -> Artifact:
@@ -77,53 +66,6 @@ def commit(store: ArtifactStore, name: str, texts: dict[str, str], **options: An
         if "weights" in options:
             write_safetensors(folder / "tree" / "w.safetensors", {"w": options.pop("weights")})
         return store.commit(folder / "tree", options.pop("type_name", "export"), name=name, **options)
-
-
-def test_files_rows_and_weights_that_differ(store: ArtifactStore) -> None:
-    rows = '{"v": 1, "w": 2}\n{"v": 3}\n{"v": 3}\nnot json\n'
-    other = '{"v": 3}\n{"w": 2, "v": 1}\n{"v": 10}\nnot json\n{}\n'
-    commit(store, "a", {"same": "x", "both.jsonl": rows, "gone.jsonl": "{}\n", "text": "1"}, weights=[1.0])
-    commit(store, "b", {"same": "x", "both.jsonl": other, "new": "12", "text": "123"}, weights=[1.5])
-    found = compare(store, "a", "b")
-    assert not found.same
-    document = json.loads(json.dumps(found.to_dict()))
-    assert document["a"]["ref"] == "a:v1" and document["b"]["ref"] == "b:v1" and document["same"] is False
-    assert document["files"] == {
-        "both.jsonl": [len(rows), len(other)],
-        "gone.jsonl": [3, None],
-        "new": [None, 2],
-        "text": [1, 3],
-        "w.safetensors": [found.files["w.safetensors"][0]] * 2,
-    }
-    assert document["rows"] == {"both.jsonl": {"same": 3, "removed": 1, "added": 2}}
-    assert document["tensors"]["differing"] == {"w": 0.5}
-
-
-def test_weights_are_compared_where_a_file_of_some_differs(store: ArtifactStore) -> None:
-    for name in "ab":
-        commit(store, name, {"text": name}, weights=[1.0])
-    assert compare(store, "a", "b").tensors is None and list(compare(store, "a", "b").files) == ["text"]
-
-
-def test_the_same_files_with_other_attributes_are_not_the_same(store: ArtifactStore) -> None:
-    commit(store, "a", {"x": "1"}, attributes={"list": [1, 2], "seed": 1, "only": 2})
-    commit(store, "b", {"x": "1"}, attributes={"list": [1, 2], "seed": 3, "other": 4})
-    found = compare(store, "a", "b")
-    assert not found.same and found.files == {} and found.tensors is None
-    assert found.attributes == {"only": (2, None), "other": (None, 4), "seed": (1, 3)}
-    assert compare(store, "a", "a:v1").same
-
-
-def test_inputs_differ_by_what_they_hold_and_ancestors_by_what_they_are(store: ArtifactStore) -> None:
-    one, two = commit(store, "one", {"x": "1"}), commit(store, "two", {"x": "2"})
-    copy = commit(store, "copy", {"x": "1"})
-    lost = Edge("lost", "ab" * 32)
-    edges = (Edge("rows", one.digest, one.ref), Edge("same", one.digest, one.ref), lost)
-    commit(store, "a", {"y": "1"}, inputs=edges)
-    commit(store, "b", {"y": "2"}, inputs=(Edge("rows", two.digest, two.ref), Edge("same", copy.digest, copy.ref)))
-    found = compare(store, "a", "b")
-    assert found.inputs == {"lost": (short_digest("ab" * 32), None), "rows": ("one:v1", "two:v1")}
-    assert found.ancestors == (sorted([short_digest("ab" * 32), "one:v1"]), ["copy:v1", "two:v1"])
 
 
 def test_what_is_broken_or_of_another_type_is_not_compared(store: ArtifactStore) -> None:

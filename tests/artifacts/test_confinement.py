@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.artifacts.confinement import confined, is_run_id, link_root, require_relative, walk
+from nemotron_steps.artifacts.confinement import confined, is_run_id, require_relative, walk
 from nemotron_steps.errors import ArtifactError
 
 LONG = "ü" * 127
@@ -59,21 +59,6 @@ def test_the_first_folder_of_a_home_may_be_a_link_and_is_itself_confined(tmp_pat
     (tmp_path / "home" / "artifacts").symlink_to(tmp_path / "disk")
     for path in ("artifacts", "artifacts/x/y"):
         assert confined(tmp_path / "home", path) == tmp_path / "home" / path
-
-
-@pytest.mark.parametrize(
-    ("folder", "root"),
-    [
-        ("hub/models--org--name/snapshots/0a", "hub/models--org--name"),
-        ("hub/datasets--org--name/snapshots/0a", "hub/datasets--org--name"),
-        ("hub/models--org--name/refs/0a", "hub/models--org--name/refs/0a"),
-        ("mine/snapshots/0a", "mine/snapshots/0a"),
-        ("models--x/snapshots", "models--x/snapshots"),
-    ],
-)
-def test_links_of_the_hubs_cache_may_lead_into_their_models_part_of_it(folder: str, root: str, tmp_path: Path) -> None:
-    (tmp_path / folder).mkdir(parents=True)
-    assert link_root(tmp_path / folder) == (tmp_path / root).resolve()
 
 
 @pytest.mark.parametrize("linked", [False, True])

@@ -5,17 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from nemotron_steps.artifacts import files
 from nemotron_steps.artifacts.files import (
     as_storage_error,
     create_exclusive,
     hash_tree,
-    set_aside,
     tree_files,
     write_atomic,
 )
@@ -59,26 +56,12 @@ def test_what_cannot_be_written_is_a_storage_error_and_leaves_nothing(
     assert not path.parent.exists() if at == "mkdir" else names(path.parent) == ["b.json"]
 
 
-def test_a_folder_is_out_of_sight_before_its_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "object"
-    folder.mkdir()
-    seen: list[tuple[bool, bool]] = []
-    monkeypatch.setattr(files, "remove_tree", lambda path: seen.append((folder.exists(), path.exists())))
-    set_aside(folder)
-    set_aside(folder)
-    assert seen == [(False, True)]
-
-
 @pytest.mark.parametrize(
     ("code", "said"),
     [
         (errno.ENOSPC, "the disk is full"),
-        (errno.EDQUOT, "quota"),
         (errno.EFBIG, "file size limit"),
         (errno.EACCES, "permission was denied"),
-        (errno.EPERM, "permission was denied"),
-        (errno.EROFS, "read-only"),
-        (errno.EIO, "input/output error"),
         (errno.ENOENT, None),
     ],
 )
@@ -87,35 +70,3 @@ def test_what_keeps_a_file_from_being_written_is_told_by_its_number(code: int, s
     assert (found is None) == (said is None)
     if found is not None and said is not None:
         assert said in found.what and found.where == "/data/x" and str(found.found).endswith("GB free")
-
-
-def test_a_disk_without_inodes_is_told_from_a_full_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = SimpleNamespace(f_bavail=1000, f_frsize=10**6, f_files=20, f_favail=0)
-    monkeypatch.setattr(os, "statvfs", lambda _: disk)
-    found = as_storage_error(OSError(errno.ENOSPC, "No space left on device"), "/data")
-    assert found is not None and found.what == "writing failed: the disk has no inodes left, one a file"
-    assert found.found == "0 of 20 inodes free, 1.00 GB free" and found.hints[1].startswith("df -i /  ")
-    disk.f_files = 0  # file systems that count none, as btrfs
-    assert "is full" in str(as_storage_error(OSError(errno.ENOSPC, "x"), "/data"))
-
-
-@pytest.mark.timeout(20)
-def test_errors_that_name_each_other_as_their_cause_end_no_search() -> None:
-    one, other = ValueError("one"), ValueError("other")
-    one.__cause__, other.__cause__ = other, one
-    assert as_storage_error(one, "/") is None
-
-
-def test_a_storage_error_that_says_how_to_go_on_is_kept_and_one_that_does_not_is_looked_behind() -> None:
-    told = StorageError("the store cannot be reached", hints=("check it",))
-    told.__cause__ = OSError(errno.ENOSPC, "full")
-    assert as_storage_error(told, "/") is told
-    meanwhile = ValueError("could not close")
-    meanwhile.__context__ = OSError(errno.ENOSPC, "full")
-    assert "the disk is full" in str(as_storage_error(meanwhile, "/"))
-    alone = StorageError("it could not be written")
-    assert as_storage_error(alone, "/") is alone
-    bare = StorageError("it could not be written")
-    bare.__cause__ = OSError(errno.ENOSPC, "full")
-    found = as_storage_error(bare, "/tmp")
-    assert found is not None and found.where == "/tmp" and "the disk is full" in found.what

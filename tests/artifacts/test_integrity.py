@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from nemotron_steps.artifacts.integrity import differences, recreate_hint, verify_home
-from nemotron_steps.artifacts.models import Artifact, FileRecord, Producer, tree_digest
+from nemotron_steps.artifacts.integrity import verify_home
 from nemotron_steps.artifacts.store import ArtifactStore
 
 
@@ -93,38 +91,3 @@ def test_an_object_with_another_record_in_place_of_its_own_is_told(
     assert told(store)["a:v1"] == ["the record is another artifact's"]
     (artifact.path / "train.jsonl").unlink()
     assert len(told(store)["a:v1"]) == 2, "and what else is wrong"
-
-
-FILES = (FileRecord("a", 1, "1" * 64), FileRecord("b", 2, "2" * 64))
-ARTIFACT = Artifact("t", tree_digest("t", FILES), Path(), files=FILES, name="x", version=1)
-
-
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        (FILES, []),
-        (FILES[::-1], []),
-        ((FILES[0], replace(FILES[1], size=3)), [("there/b", "2 bytes", "3 bytes")]),
-        ((FILES[0],), [("there/b", f"sha256 {'2' * 64}", "no file")]),
-        ((*FILES, FileRecord("c", 1, "3" * 64)), [("there/c", "no such file", "a file that was not committed")]),
-        ((replace(FILES[0], sha256="4" * 64), FILES[1]), [("there/a", f"sha256 {'1' * 64}", f"sha256 {'4' * 64}")]),
-    ],
-)
-def test_each_file_that_differs_is_told_with_what_is_there(
-    found: tuple[FileRecord, ...], said: list[tuple[str, str, str]]
-) -> None:
-    assert [(p.where, p.expected, p.found) for p in differences(ARTIFACT, found, "there")] == said
-
-
-@pytest.mark.parametrize(
-    ("made", "hint"),
-    [
-        ({"producer": Producer("a/b", "out", "run 1")}, "steps run a/b --force"),
-        ({"producer": Producer("a/b", "out", "run 1")}, "`steps status 'run 1'`"),
-        ({"source": "/data/my rows"}, "steps artifacts add '/data/my rows' --name x"),
-        ({"source": "/rows", "name": ""}, "steps artifacts add /rows --name <name>"),
-        ({}, "steps artifacts add <folder> --name x"),
-    ],
-)
-def test_the_command_that_makes_an_artifact_again(made: dict[str, object], hint: str) -> None:
-    assert hint in recreate_hint(replace(ARTIFACT, **made))  # type: ignore[arg-type]

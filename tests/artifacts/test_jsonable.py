@@ -18,21 +18,14 @@ HALF = json.loads(r'"\ud83d"')
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (True, True),
-        (7, 7),
-        (None, None),
-        (0.5, 0.5),
         (-math.inf, "-inf"),
         ("größer", "größer"),
         (HALF, "?"),
         ({HALF: [HALF], 1: ({2: math.nan}, {3}, frozenset())}, {"?": ["?"], "1": [{"2": "nan"}, [3], []]}),
         (np.float32(0.5), 0.5),
-        (np.int64(3), 3),
         (np.float64("inf"), "inf"),
-        (np.array([3]), 3),
         (np.array([[1, 2]]), [[1, 2]]),
         (np.array([0.5, math.nan]), [0.5, "nan"]),
-        (np.array([]), []),
         (Path("a/b"), "a/b"),
         (Path(HALF), "?"),
     ],
@@ -46,11 +39,9 @@ def test_a_value_becomes_what_json_has(value: Any, expected: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (1, 1.0),
         ("-inf", -math.inf),
         (True, None),
         ("1", None),
-        ([1], None),
     ],
 )
 def test_a_number_of_a_record_is_read_back_and_nothing_else_is(value: Any, expected: float | None) -> None:

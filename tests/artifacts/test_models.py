@@ -32,16 +32,12 @@ def test_a_split_goes_by_several_names_in_order(split: str, names: list[str], tm
 @pytest.mark.parametrize(
     ("text", "parsed"),
     [
-        ("a", ("a", "latest")),
         ("a:", ("a", "latest")),
-        ("a:latest", ("a", "latest")),
         ("a/b:v1", ("a/b", "v1")),
         ("a:12", ("a", "v12")),
         ("a:v999999999", ("a", "v999999999")),
         ("a:v1000000000", None),
-        ("a:v0", None),
         ("a:0", None),
-        ("a:v01", None),
         ("a:²", None),
     ],
 )
@@ -56,17 +52,11 @@ def test_a_reference_is_a_name_and_a_version(text: str, parsed: tuple[str, str] 
 @pytest.mark.parametrize(
     ("text", "is_one"),
     [
-        ("a", True),
         ("0.a_b-c/D", True),
-        ("a" * 200, True),
         ("a" * 201, False),
-        ("", False),
-        (".a", False),
         ("a/", False),
         ("a//b", False),
-        ("a/./b", False),
         ("a/..", False),
-        ("a b", False),
         ("a\n", False),
         ("ä", False),
     ],

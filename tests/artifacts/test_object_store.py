@@ -6,13 +6,12 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 from nemotron_steps.artifacts.backend import FsspecBackend
 from nemotron_steps.artifacts.models import FileRecord
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import ArtifactError, RequestError, StorageError, StorageUnreachableError, UnsupportedError
+from nemotron_steps.errors import ArtifactError, StorageError, StorageUnreachableError
 
 
 class Refused(OSError):
@@ -143,19 +142,3 @@ def test_a_copy_with_other_bytes_of_the_same_size_and_time_is_fetched_again(
     assert [str(problem.where) for problem in store.verify("a")] == [
         f"{backend.url}/artifacts/objects/{artifact.digest}/train"
     ]
-
-
-@pytest.mark.parametrize(("protocol", "hints"), [("s3", ("pip install 'nemotron-steps[s3]'",)), ("gcs", ())])
-def test_a_home_that_needs_a_package_says_which(
-    protocol: str, hints: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lacking(url: str) -> Any:
-        raise ImportError("install it")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fsspec.core, "url_to_fs", lacking)
-        with pytest.raises(UnsupportedError, match=f"'{protocol}://'") as caught:
-            FsspecBackend(f"{protocol}://bucket/home", tmp_path)
-    assert caught.value.hints == hints
-    with pytest.raises(RequestError, match="not understood"):
-        FsspecBackend("nonsense://bucket/home", tmp_path)

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nemotron_steps.artifacts.models import Artifact, Edge, FileRecord, Producer, tree_digest
 from nemotron_steps.artifacts.records import (
-    ANY,
-    COUNT,
-    DIGEST,
-    NUMBER,
-    TEXT,
-    TIME,
-    Optional,
-    Values,
     artifact_bytes,
     parse_artifact,
-    require_shape,
     sealed,
 )
 from nemotron_steps.artifacts.store import ArtifactStore
@@ -103,15 +91,11 @@ FILE = {"path": "a", "size": 1, "sha256": "a" * 64}
         ({"digest": "0" * 64}, "contradicts itself"),
         ({"files": [FILE, {**FILE, "path": "b"}, FILE]}, "contradicts itself"),
         ({"name": "../a"}, "contradicts itself"),
-        ({"name": ""}, "contradicts itself"),
         ({"location": "data/mine"}, "contradicts itself"),
         ({"files": [{**FILE, "path": "../a"}]}, "leaves its folder"),
-        ({"files": [{**FILE, "size": -1}]}, r"files\[0\].size"),
         ({"version": -1}, "version"),
-        ({"created": -1.0}, "created"),
         ({"created": True}, "created"),
         ({"producer": {}}, "producer"),
-        ({"inputs": [{"port": "x", "digest": "1", "ref": ""}]}, r"inputs\[0\].digest"),
         ({"more": 1}, "more"),
     ],
 )
@@ -137,54 +121,3 @@ def test_a_long_name_is_shown_in_short() -> None:
 def test_what_is_no_json_object_is_no_record(data: bytes) -> None:
     with pytest.raises(ArtifactError, match=r"is not (JSON|a JSON object)"):
         parse_artifact(data, "here")
-
-
-RUN = {"name": TEXT, "steps": [{"key": TEXT, "seconds": Optional(NUMBER)}], "made": Values(COUNT)}
-
-
-@pytest.mark.parametrize(
-    ("shape", "fits", "others"),
-    [
-        (COUNT, [0, 1, 10**20], [-1, True, 0.0, "1", None]),
-        (NUMBER, [0, -1, 0.5, math.inf], [True, "1", None]),
-        (TIME, [0, 0.5, 99_999_999_999], [-0.1, 1e11, True, None]),
-        (TEXT, ["", "a\nb", "x" * 4096], ["x" * 4097, 1, None]),
-        (DIGEST, ["0a" * 32], ["0A" * 32, "0a" * 31, "0a" * 33, "0a" * 32 + "\n", 1]),
-        (re.compile("a|b"), ["a"], ["ab", ""]),
-        (bool, [True], [1, None]),
-        (int, [1], [True, 1.0]),
-        (dict, [{}, {"a": 1}], [[], None]),
-        (None, [None], [0, "", False]),
-        (ANY, [None, 0, {}], []),
-        ((None, {"a": COUNT}), [None, {"a": 1}], [{}, {"a": -1}, 1]),
-        ([COUNT], [[], [0, 1]], [[0, -1], {}, "", None]),
-        (Values(COUNT), [{}, {"a": 0}], [{"a": -1}, [], None]),
-        ({"a": COUNT}, [{"a": 0}], [{}, {"a": 0, "b": 0}, [], None]),
-        ({"a": Optional(COUNT)}, [{}, {"a": 0}], [{"a": None}, {"b": 0}]),
-        ({"a": COUNT, ANY: ANY}, [{"a": 0}, {"a": 0, "b": None}], [{"b": 0}, {"a": -1}]),
-    ],
-)
-def test_what_a_shape_takes_and_what_it_does_not(shape: Any, fits: list[Any], others: list[Any]) -> None:
-    for value in fits:
-        require_shape(value, shape, "here")
-    for value in others:
-        with pytest.raises(ArtifactError):
-            require_shape(value, shape, "here")
-
-
-@pytest.mark.parametrize(
-    ("record", "named", "found"),
-    [
-        ([], "the whole of it", "[]"),
-        ({"steps": [], "made": {}}, "name", "'nothing'"),
-        ({"name": "r", "steps": [{"key": "a"}, {"key": 1}], "made": {}}, "steps[1].key", "1"),
-        ({"name": "r", "steps": [{"key": "a", "seconds": True}], "made": {}}, "steps[0].seconds", "True"),
-        ({"name": "r", "steps": [], "made": {"b": 1, "a": -2}}, "made.a", "-2"),
-        ({"name": "r", "steps": [], "made": {}, "more": 1}, "more", "'an unknown field'"),
-    ],
-)
-def test_the_field_that_is_wrong_is_named(record: Any, named: str, found: str) -> None:
-    with pytest.raises(ArtifactError) as caught:
-        require_shape(record, RUN, "there", hints=("look",))
-    assert caught.value.what == f"a record is malformed: {named}" and caught.value.found == found
-    assert (caught.value.where, caught.value.hints) == ("there", ("look",))

@@ -54,17 +54,6 @@ def test_upload_without_its_commit_marker_does_not_exist(s3_url: str, tmp_path: 
     assert fresh.open("data").require_jsonl().read_text() == '{"v": 1}\n'
 
 
-def test_object_changed_on_the_store_is_found_on_reading(s3_url: str, tmp_path: Path) -> None:
-    import s3fs
-
-    artifact = open_store(s3_url, tmp_path / "cache").add(rows(tmp_path / "train.jsonl", 1), name="data")
-    key = s3_url.removeprefix("s3://") + f"/artifacts/objects/{artifact.digest}/train.jsonl"
-    s3fs.S3FileSystem().pipe_file(key, b'{"v": 7}\n')
-    with pytest.raises(ArtifactError, match="corrupt") as caught:
-        open_store(s3_url, tmp_path / "other").open("data")
-    assert caught.value.where and caught.value.where.endswith("train.jsonl")
-
-
 def test_versions_are_never_given_twice(s3_url: str, tmp_path: Path) -> None:
     def commit(number: int) -> None:
         store = open_store(s3_url, tmp_path / f"cache{number}")
@@ -86,20 +75,3 @@ def test_unreachable_store_is_a_storage_error(s3_url: str, tmp_path: Path, monke
         store.add(rows(tmp_path / "train.jsonl", 1), name="data")
     with pytest.raises(UnknownNameError):
         open_store(s3_url, tmp_path / "cache").find("nothing")
-
-
-def test_a_record_is_read_in_one_request(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import s3fs
-
-    backend = open_store(s3_url, tmp_path / "cache").backend
-    backend.write("x/v1.json", b"1")
-    asked = []
-    call = s3fs.S3FileSystem._call_s3
-
-    async def heard(self, method: str, *arguments, **options):
-        asked.append(method)
-        return await call(self, method, *arguments, **options)
-
-    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", heard)
-    assert backend.read("x/v1.json") == b"1" and backend.read("x/v2.json") is None
-    assert asked == ["get_object"] * 2

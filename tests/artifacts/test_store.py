@@ -7,13 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from nemotron_steps.artifacts.lineage import lineage
 from nemotron_steps.artifacts.models import Edge, Producer
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import ArtifactError, DataError, UnknownNameError
+from nemotron_steps.errors import DataError
 from tests.artifacts.checkpoint_files import write_hf
 
 
@@ -37,33 +35,6 @@ def test_added_file_becomes_a_versioned_read_only_artifact(store: ArtifactStore,
     assert artifact.require_jsonl().read_text() == '{"v": 1}\n{"v": 2}\n'
     assert not os.stat(artifact.path / "train.jsonl").st_mode & 0o222
     assert json.loads((artifact.path / "artifact.json").read_text())["digest"] == artifact.digest
-
-
-def test_the_beginning_of_a_digest_finds_an_artifact_of_the_home_or_one_used_in_place(
-    store: ArtifactStore, tmp_path: Path
-) -> None:
-    added = store.add(rows(tmp_path / "t.jsonl", 1), name="prompts")
-    used = store.reference(write_hf(tmp_path / "model"))
-    for artifact in (added, used):
-        assert store.find(artifact.digest[:8]) == store.find(artifact.digest) == store.find(artifact.ref)
-    with pytest.raises(UnknownNameError):
-        store.find("0" * 12)
-    with pytest.raises(UnknownNameError, match="digest"):
-        store.by_digest("0" * 64)
-    with pytest.raises(ArtifactError, match="nothing at this path"):
-        store.reference(tmp_path / "elsewhere")
-
-
-def test_corrupt_file_is_named_with_both_hashes_and_a_way_out(store: ArtifactStore, tmp_path: Path) -> None:
-    artifact = store.add(rows(tmp_path / "train.jsonl", 1, 2), name="data")
-    corrupt(artifact.path / "train.jsonl")
-    with pytest.raises(ArtifactError) as caught:
-        store.open("data")
-    error = caught.value
-    assert error.where == str(artifact.path / "train.jsonl")
-    assert error.expected == f"sha256 {artifact.files[0].sha256}" and error.found and error.found != error.expected
-    assert error.hints[1] == "steps artifacts verify data:v1"
-    assert len(store.verify("data")) == 1
 
 
 def test_committing_the_content_again_repairs_a_corrupt_object(store: ArtifactStore, tmp_path: Path) -> None:
@@ -169,19 +140,6 @@ def test_lineage_keeps_productions_of_the_same_bytes_apart(store: ArtifactStore,
     assert lineage(store, store.find("base")).ancestors == ()
     below = lineage(store, store.find("base")).descendants
     assert [(link.child, link.step, link.run) for link in below] == [("tuned:v1", "tuned", "r2")]
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=1, max_size=6))
-def test_every_version_reads_back_what_was_committed(tmp_path: Path, contents: list[list[int]]) -> None:
-    home = tmp_path / str(len(list(tmp_path.iterdir())))
-    store = ArtifactStore(home)
-    expected: dict[str, str] = {}
-    for content in contents:
-        path = rows(home / "user" / "train.jsonl", *content)
-        expected[store.add(path, name="x").ref] = path.read_text()
-    for ref, text in expected.items():
-        assert store.open(ref, full=True).require_jsonl().read_text() == text
 
 
 def test_commit_killed_while_it_wrote_the_manifest_does_not_change_the_artifact(

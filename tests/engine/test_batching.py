@@ -30,18 +30,6 @@ def test_rollouts_are_padded_right_and_to_a_multiple() -> None:
     assert batch.generation_logprobs[1].tolist() == pytest.approx([0, 0] + [-0.51] * 4 + [0, 0])
 
 
-def test_rollouts_that_are_not_token_aligned_are_refused() -> None:
-    for columns in (
-        {"logprobs": [0.0]},
-        {"token_mask": [0, 0, 1]},
-        {"token_ids": [], "token_mask": [], "logprobs": []},
-    ):
-        with pytest.raises(AssertionError):
-            pad_rows([rollout(), rollout(**columns)], torch.ones(2))
-    with pytest.raises(AssertionError):
-        pad_rows([rollout(prompt=0)], torch.ones(1))
-
-
 def test_splitting_gives_consecutive_global_batches_or_refuses() -> None:
     batch, _ = random_batch(rows=6)
     parts = list(split_batch(batch, 2))
@@ -54,10 +42,8 @@ def test_splitting_gives_consecutive_global_batches_or_refuses() -> None:
 @pytest.mark.parametrize(
     ("rows", "size", "unit", "batches"),
     [
-        (4, 4, 1, [[0, 1, 2, 3]]),
         (6, 4, 2, [[0, 1, 2, 3], [4, 5]]),
         (6, 3, 2, [[0, 1], [2, 3], [4, 5]]),
-        (4, 1, 2, [[0, 1], [2, 3]]),
         (0, 2, 1, []),
     ],
 )

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.grpo import LossFnConfig
 from nemotron_steps.engine.batching import select_rows, token_budget_micro_batches
@@ -14,10 +13,6 @@ from nemotron_steps.engine.losses.loss import count_normalizers
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.packing import ALGORITHMS, first_fit_decreasing, modified_first_fit_decreasing, pack
 from tests.engine.engine_samples import random_batch
-
-SIZES = st.lists(
-    st.one_of(st.integers(1, 100), st.integers(17, 33), st.integers(34, 50)), min_size=1, max_size=60
-)  # tiny to large, with many near a sixth, a third and a half of 100
 
 
 def test_it_beats_ffd_on_the_textbook_case() -> None:
@@ -58,16 +53,12 @@ def test_every_algorithm_packs_every_item_once_and_no_bin_too_full(algorithm):
 @pytest.mark.parametrize(
     ("sizes", "bins"),
     [
-        ([100, 100], [[0], [1]]),
         ([50, 50], [[0, 1]]),  # not above half: medium
-        ([51, 49], [[0, 1]]),
         ([60, 40, 10], [[0, 1], [2]]),
         ([60, 55, 40, 45, 5], [[0, 2], [1, 3], [4]]),  # the fullest bin chooses first
-        ([60, 20, 20], [[0, 1, 2]]),  # a pair of small ones
         ([55, 26, 19, 20], [[0, 1, 2], [3]]),  # the smallest, with the largest beside it
         ([51, 34, 34, 15, 15], [[0, 1, 3], [2, 4]]),
         ([60, 30, 22, 18], [[0, 2, 3], [1]]),  # no more bins than first fit decreasing, and fuller ones
-        ([10], [[0]]),
         ([], []),
     ],
 )

@@ -3,16 +3,13 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 
 from nemotron_steps.cli.catalog import explained_signals
 from nemotron_steps.config.schema.rl import SignalsConfig
-from nemotron_steps.engine import signals
 from nemotron_steps.engine.signals import RULES, Signal, SignalMonitor
 
 Metrics = dict[str, float]
@@ -132,7 +129,6 @@ CHANGES: dict[str, tuple[Callable[[int, Metrics], None], list[tuple[str, int]]]]
         [("judge_unavailable", 30)],
     ),
     "KL leaps from 0 in the first steps": (lambda step, m: m.update(kl_penalty=KL[step] if step < 7 else 0.25), []),
-    "KL rises from 0": (lambda step, m: m.update(kl_penalty=0.0005 * 1.5**step if step < 20 else 1.0), []),
     "a gradient after steps without one": (
         lambda step, m: m.update(grad_norm=30.0 if step == 45 else m["grad_norm"] * (step % 5 == 0)),
         [("grad_norm_spike", 45)],
@@ -150,7 +146,6 @@ CHANGES: dict[str, tuple[Callable[[int, Metrics], None], list[tuple[str, int]]]]
         lambda step, m: m.update(approx_entropy=m.pop("entropy") if step < 30 else 0.01 * m.pop("entropy")),
         [("entropy_collapse", 34)],
     ),
-    "NaN": (at(3, grad_norm=math.nan), [("grad_norm_spike", 3)]),
 }
 
 
@@ -223,9 +218,6 @@ def steady(values: list[Metrics], **options: object) -> set[str]:
     [
         ("low_reward_variance", "groups/zero_std_share", 0.79, 0.8),
         ("truncation_high", "truncation_rate", 0.2, 0.21),
-        ("failures_high", "failure_rate", 0.1, 0.11),
-        ("sequences_masked", "seq_logprob_error/masked_share", 0.1, 0.11),
-        ("judge_unreadable", "reward/x/parse_failure_rate", 0.2, 0.21),
         ("judge_unavailable", "failures/judge_unavailable", 0.1, 0.11),
         ("logprob_drift", "token_mult_prob_error", 1.05, 1.051),
         ("logprob_drift", "gen_kl_error", 0.002, 0.0021),
@@ -246,25 +238,15 @@ def test_a_bound_is_the_last_healthy_value(name: str, metric: str, quiet: float,
     [
         ("kl_spike", [{"kl_penalty": 0.01}] * 7 + [{"kl_penalty": math.nan}], True),
         ("kl_spike", [{"kl_penalty": 1.0}] + [{"kl_penalty": 0.01}] * 19 + [{"kl_penalty": 0.06}], False),
-        ("judge_unreadable", [{f"reward/{n}/parse_failure_rate": 0.3 * n for n in (0, 1)}] * 5, True),
-        ("reward_saturated", [{"reward/mean": 1.9}] * 5, True),
-        ("reward_saturated", [{"reward/mean": 1.89}] * 5, False),
         ("entropy_collapse", [{"entropy": 1.0}] * 5 + [{"entropy": 0.099}] * 5, True),
-        ("entropy_collapse", [{"entropy": 1.0}] * 5 + [{"entropy": 0.101}] * 5, False),
-        ("length_collapse", [{"response_length/mean": 100.0}] * 5 + [{"response_length/mean": 24.9}] * 5, True),
-        ("grad_norm_spike", [{"grad_norm": 1.0}] * 5 + [{"grad_norm": 10.1}], True),
-        ("grad_norm_spike", [{"grad_norm": 1.0}] * 5 + [{"grad_norm": 9.9}], False),
         ("kl_spike", [{"kl_penalty": 0.01}] * 10 + [{"kl_penalty": 0.051}], True),
-        ("kl_spike", [{"kl_penalty": 0.01}] * 9 + [{"kl_penalty": 0.06}], False),
         ("logprob_drift", [{"token_mult_prob_error": 2.01}], True),
-        ("logprob_drift", [{"token_mult_prob_error": 2.0}], False),
         ("logprob_drift", [{"token_mult_prob_error": 1.5, "policy_lag/mean": 0.1}] * 5, False),
         ("kl_dominates", [{"loss": -9.5, "actor_loss": -10.0, "kl_penalty": 0.5, "advantages/std": 30.0}] * 2, False),
         ("kl_dominates", [{"loss": 0.5, "actor_loss": 0.0, "kl_penalty": 0.5, "advantages/std": 0.1}] * 2, True),
         ("stragglers_high", [{"async/issued": 10.0, "async/partial": 0.5, "async/withdrawn_straggler": 0.6}], True),
         ("stragglers_high", [{"async/issued": 10.0, "async/partial": 0.5, "async/withdrawn_straggler": 0.5}], False),
         ("teacher_kl_stalled", [{"teacher_divergence": 1.0}] * 21, True),
-        ("teacher_kl_stalled", [{"teacher_divergence": 1.0}] * 20, False),
         ("teacher_kl_stalled", [{"teacher_divergence": 1.0}] * 16 + [{"teacher_divergence": 0.91}] * 5, True),
     ],
 )
@@ -315,49 +297,3 @@ def test_a_run_that_breaks_in_its_first_steps_is_told_soon_with_its_cause_alone_
         metrics = {"reward/std": 0.467, "groups/count": 16.0} | dict(zip(series, values, strict=True))
         raised += [f"{signal.name} {signal.step}" for signal in monitor.update(step, metrics)]
     assert " ".join(raised) == expected
-
-
-def stationary(rng: random.Random, groups: int, noise: float) -> Iterator[Metrics]:
-    """A policy that learns nothing of hard tasks: most are never solved, lengths and entropies are lognormal."""
-    for _ in range(300):
-        solved = [rng.choice([0, 0, 0, 0, 0.2, 0.6, 1]) for _ in range(groups)]
-        mean = fmean(float(rng.random() < each) for each in solved for _ in range(8))
-        lengths = {"response_length/mean": rng.lognormvariate(7, noise), "entropy": rng.lognormvariate(-1, 0.15)}
-        yield lengths | {"reward/mean": mean, "reward/std": math.sqrt(mean * (1 - mean)), "groups/count": groups}
-
-
-def changing(rng: random.Random, easy: int, hard: int) -> Iterator[Metrics]:
-    """So many steps of easy prompts, then of harder ones with longer answers, over and over."""
-    for step in range(200):
-        values = (0.3, 2400, 0.5, 0.1) if step % (easy + hard) >= easy else (0.85, 800, 0.4, 0.02)
-        names = ("reward/mean", "response_length/mean", "entropy", "truncation_rate")
-        noisy = {name: value * rng.uniform(0.9, 1.1) for name, value in zip(names, values, strict=True)}
-        yield noisy | {"reward/std": 0.45, "groups/count": 64}
-
-
-@pytest.mark.parametrize(
-    "steps",
-    [
-        *(partial(stationary, groups=g, noise=noise) for g, noise in ((8, 0.15), (8, 0.25), (16, 0.25), (32, 0.35))),
-        partial(changing, easy=20, hard=180),  # a curriculum
-        partial(changing, easy=8, hard=8),  # environments in turn
-        partial(changing, easy=1, hard=2),
-    ],
-    ids=lambda steps: f"{steps.func.__name__} {steps.keywords}",
-)
-def test_hard_tasks_and_other_data_are_no_collapse(steps: Callable[[random.Random], Iterator[Metrics]]) -> None:
-    raised = []
-    for seed in range(10):
-        monitor = SignalMonitor(reward_range=(0.0, 1.0))
-        raised += [s for n, metrics in enumerate(steps(random.Random(seed))) for s in monitor.update(n, metrics)]
-    assert [signal for signal in raised if signal.name == "policy_collapse"] == []
-
-
-def test_the_range_of_rewards_is_that_of_the_whole_run_and_one_without_width_says_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(signals, "MAX_HISTORY", 10)  # the start is kept for good
-    early, late = {"reward/mean": 0.0, "reward/min": -1.0}, {"reward/mean": 0.97, "reward/min": 0.9}
-    steps = [{**step, "reward/max": 1.0} for step in [early] * 5 + [late] * 15]
-    assert steady(steps) == {"reward_saturated"} and steady(steps[5:]) == set()
-    assert steady([{f"reward/{name}": 1.0 for name in ("mean", "min", "max")}] * 5) == set()

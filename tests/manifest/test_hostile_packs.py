@@ -117,9 +117,6 @@ def told(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
     "words",
     [
         ("list", "--json"),
-        ("types", "--json"),
-        ("show", "rl/nemo_rl/rlhf", "--json"),
-        ("env", "list", "--json"),
         ("env", "show", "mcqa", "--json"),
         ("plan", "data_prep/rl_prep", "-c", "tiny", "--json"),
     ],
@@ -148,7 +145,6 @@ def test_steps_list_names_what_is_wrong_by_package_and_file(site: Path) -> None:
     [
         ("raising", "RuntimeError: not today"),
         ("leaving", "SystemExit: 7"),
-        ("lacking", "No module named 'no_such_library'"),
     ],
 )
 def test_a_package_that_fails_at_import_is_named_with_its_line(site: Path, name: str, message: str) -> None:

@@ -1,8 +1,7 @@
-"""The cached index answers like the manifests themselves, imports nothing heavy, and notices every change."""
+"""The cached index answers like the manifests themselves, is fast, and notices every change."""
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -65,22 +64,6 @@ def test_every_change_is_noticed(tmp_path: Path, pack: Path) -> None:
     assert load(tmp_path, pack).from_cache
 
 
-def test_a_pack_folder_that_goes_away_or_comes_is_noticed(tmp_path: Path, pack: Path) -> None:
-    """Neither changes any manifest: what the search itself could not use is part of what is cached."""
-
-    def problems() -> tuple[bool, list[str]]:
-        environ = {"STEPS_PATH": f"{pack}:{tmp_path / 'other'}"}
-        index = load_index(environ=environ, cwd=tmp_path, cache_dir=tmp_path / "cache")
-        return index.from_cache, [problem.what for problem in index.problems]
-
-    (tmp_path / "other").symlink_to(pack)  # the same pack twice, which is one
-    assert problems() == (False, [])
-    (tmp_path / "other").unlink()
-    gone = f"pack folder '{tmp_path / 'other'}' does not exist"
-    assert problems() == (False, [gone])
-    assert problems() == (True, [gone])
-
-
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": 1}', "\x00"])
 def test_a_damaged_cache_is_rebuilt(tmp_path: Path, pack: Path, damage: str) -> None:
     load(tmp_path, pack)
@@ -125,16 +108,7 @@ def test_installing_a_distribution_is_noticed(tmp_path: Path, pack: Path) -> Non
     assert run() == "False False"
 
 
-def test_subtype_aware_filters(tmp_path: Path, pack: Path) -> None:
-    index = load(tmp_path, pack)
-    assert [r.id for r in index.select(consumes="b", tag=None) if r.pack == "pack"] == ["one"]
-    assert [r.id for r in index.select(produces="a")] == ["one"]
-    assert not index.select(consumes="nothing")
-    assert {r.id for r in index.select(consumes="reward_model_hf")} >= {"eval/model_eval", "rl/nemo_rl/rlhf"}
-    assert {r.id for r in index.select(tag="grpo")} >= {"rl/nemo_rl/rlhf", "rl/nemo_rl/rlvr"}
-
-
-def test_warm_load_imports_nothing_heavy_and_is_fast(tmp_path: Path, pack: Path) -> None:
+def test_a_warm_load_is_fast(tmp_path: Path, pack: Path) -> None:
     load(tmp_path, pack)
     times = []
     for _ in range(15):
@@ -142,18 +116,6 @@ def test_warm_load_imports_nothing_heavy_and_is_fast(tmp_path: Path, pack: Path)
         assert load(tmp_path, pack).from_cache
         times.append(1000 * (time.process_time() - start))
     assert statistics.median(times) < 10, times
-    code = (
-        "import sys\nfrom pathlib import Path\nfrom nemotron_steps.manifest.index import load_index\n"
-        f"i = load_index(environ={{}}, cwd=Path({str(tmp_path)!r}), cache_dir=Path({str(tmp_path / 'cache')!r}))\n"
-        "heavy = {'pydantic', 'tomllib', 'importlib.metadata', 'torch', 'hydra', 'omegaconf', 'rich', 'numpy'}\n"
-        "print(i.from_cache, sorted(heavy & set(sys.modules)))\n"
-    )
-    environ = {**os.environ, "PYTHONPATH": str(builtin_pack_root())}
-    outputs = [
-        subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    ]
-    assert outputs[1].strip() == "True []"
 
 
 def row(step_id: str, pack: str, *, consumes: str = "", produces: str = "") -> StepRow:
@@ -171,30 +133,3 @@ def test_a_row_is_found_by_its_id_and_by_its_packs_name_before_it() -> None:
     assert [each.plain_id for each in rows] == ["a/x", "a/x", "ab/y"]
     assert index.select(category="a") == rows[:1] and index.select(category="ab") == rows[2:]
     assert index.select(produces="b") == rows[:1] and index.select(consumes="b") == rows[1:2]
-
-
-def test_a_file_of_another_size_or_another_format_is_read_again(
-    tmp_path: Path, pack: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load(tmp_path, pack)
-    file = pack / "one/step.toml"
-    status = file.stat()
-    file.write_text(step_text("other"))
-    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert not load(tmp_path, pack).from_cache
-    (cache,) = (tmp_path / "cache").iterdir()
-    whole = json.loads(cache.read_text())
-    for change in ({"format": whole["format"] - 1}, {"steps": None}):
-        changed = {key: value for key, value in {**whole, **change}.items() if value is not None}
-        cache.write_text(json.dumps(changed))
-        assert not load(tmp_path, pack).from_cache
-    assert load(tmp_path, pack).from_cache
-
-
-def test_an_error_comes_back_from_the_cache_with_all_that_it_says(tmp_path: Path, pack: Path) -> None:
-    write_files(pack, {"bad/step.toml": '[step]\nid = 3\ndescripton = "x"\n'})
-    (pack / "bad" / "types.toml").symlink_to(tmp_path / "nowhere")
-    first, second = load(tmp_path, pack), load(tmp_path, pack)
-    assert second.from_cache and len(first.problems) == 3
-    assert [error.to_dict() for error in second.problems] == [error.to_dict() for error in first.problems]
-    assert any(error.found == "3" for error in second.problems)

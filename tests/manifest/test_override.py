@@ -13,26 +13,17 @@ CONFIG["a"] |= {"below": -0.25, "tiny": 1.23456789e-05, "whole": 2.0}
 @pytest.mark.parametrize(
     ("text", "plain"),
     [
-        ("a.kl=5", "a.kl=5"),
         ("a.kl*=10|0.001", "a.kl=0.001"),
         ("a.zero*=10|0.001", "a.zero=0.001"),
-        ("a.missing*=10|0.001", "a.missing=0.001"),
-        ("a.on*=10|2", "a.on=2"),
         ("a.none/=2|7", "a.none=7"),
         ("a.batch/=100|1", "a.batch=1"),
-        ("a.batch/=3|1", "a.batch=3"),
         ("a.kl/=3|1", "a.kl=3.33333e-05"),
         ("~a.kl", "~a.kl"),
-        ("+a.new=1", "+a.new=1"),
         ("a.batch<=4", "a.batch=4"),
         ("a.batch<=8", ""),
         ("a.kl>=0.01", "a.kl=0.01"),
-        ("a.kl>=0.0001", ""),
-        ("a.none<=1", ""),
         ("a.below*=2|7", "a.below=-0.5"),
         ("a.tiny*=1|7", "a.tiny=1.23457e-05"),
-        ("a.whole*=2|7", "a.whole=4"),
-        ("a.whole.deeper*=2|7", "a.whole.deeper=7"),
     ],
 )
 def test_resolve(text: str, plain: str) -> None:
@@ -62,9 +53,7 @@ def test_the_dtensor_policy_is_advised_on_its_own_optimizer() -> None:
 @pytest.mark.parametrize(
     ("answer", "longest", "end", "advice"),
     [
-        (3, 128, None, ["24"]),
         (2048, 4096, None, ["16384", "18432"]),
-        (49152, 49152, None, ["393216", "393216"]),
         (512, 2048, 8192, ["4096", "5632", "11776"]),
         (8192, 8192, None, ["65536", "65536", "65536"]),
     ],

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from nemotron_steps.errors import ManifestError
-from nemotron_steps.manifest.packs import builtin_pack_root, find_packs
+from nemotron_steps.manifest import packs as module
+from nemotron_steps.manifest.packs import builtin_pack_root, find_packs, open_pack
 from nemotron_steps.manifest.registry import load_registry
 from tests.manifest.packs_on_disk import read_packs, step_text, write_files
 
@@ -47,7 +46,6 @@ def test_a_folder_reached_twice_is_one_pack(tmp_path: Path) -> None:
     [
         '[step]\nid = "demo/broken"\nunknown = 1\n',
         '[step]\nid = "demo/broken"\nname = "unterminated\n',
-        '[step]\nid = "demo/broken"\n[[consumes]]\nname = "x"\n',
     ],
 )
 def test_a_broken_file_hides_only_itself(tmp_path: Path, broken: str) -> None:
@@ -59,40 +57,6 @@ def test_a_broken_file_hides_only_itself(tmp_path: Path, broken: str) -> None:
     with pytest.raises(ManifestError) as raised:
         registry.step("demo/broken")
     assert raised.value is registry.problems[0]
-
-
-def test_installed_pack_is_found_without_importing_the_plugin(tmp_path: Path) -> None:
-    """A distribution on sys.path whose package fails on import: its manifests are listed all the same."""
-    site = write_files(
-        tmp_path / "site",
-        {
-            "exploding_plugin/__init__.py": "raise RuntimeError('imported')\n",
-            "exploding_plugin/pack/manifests/x.toml": step_text("plugin/x"),
-            "exploding_plugin-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: exploding-plugin\nVersion: 1.0\n",
-            "exploding_plugin-1.0.dist-info/entry_points.txt": (
-                "[nemotron_steps.packs]\ngood = exploding_plugin.pack\ncolon = exploding_plugin:pack\n"
-                "absent = no_such_package\nfolder = exploding_plugin.nothing\n"
-            ),
-        },
-    )
-    code = (
-        "import sys\n"
-        "from nemotron_steps.manifest.packs import find_packs\n"
-        "from nemotron_steps.manifest.registry import load_registry\n"
-        "r = load_registry(find_packs(environ={}))\n"
-        "print('plugin/x' in r.steps, 'exploding_plugin' in sys.modules)\n"
-        "print(*sorted(p.what for p in r.problems), sep='\\n')\n"
-    )
-    environ = {"PYTHONPATH": f"{site}:{builtin_pack_root()}"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environ, cwd=tmp_path, check=True
-    )
-    lines = done.stdout.splitlines()
-    assert lines[0] == "True False"
-    assert lines[1:] == [
-        "pack 'absent' cannot be located: there is no package 'no_such_package'",
-        "pack 'folder' cannot be located: package 'exploding_plugin' has no folder 'nothing'",
-    ]
 
 
 def test_types_of_two_packs_are_merged_and_may_not_contradict(tmp_path: Path) -> None:
@@ -126,14 +90,35 @@ def test_types_of_two_packs_are_merged_and_may_not_contradict(tmp_path: Path) ->
     assert str(warning.where) == f"{two / 'manifests/types.toml'}:3"
 
 
-def test_unknown_parents_and_cycles_are_errors_and_the_rest_works(tmp_path: Path) -> None:
-    types = "[a]\nis_a = ['b']\n[b]\nis_a = ['c']\n[c]\nis_a = ['a']\n[d]\nis_a = ['missing', 'a']\n[e]\nis_a = ['e']\n"
-    registry = read_packs(write_files(tmp_path / "p", {"manifests/types.toml": types}))
-    whats = [p.what for p in registry.problems]
-    assert whats == [
-        "type 'd' is_a 'missing', which is not a type",
-        "is_a goes in a circle: a → b → c → a",
-        "is_a goes in a circle: e → e",
-    ]
-    assert [str(p.where).rpartition(":")[2] for p in registry.problems] == ["8", "2", "10"]
-    assert registry.types.is_a("d", "a")
+def test_two_of_one_id_in_a_pack_are_its_mistake_and_touch_no_other_pack(tmp_path: Path) -> None:
+    one = write_files(tmp_path / "one", {"manifests/types.toml": TYPES, "manifests/a.toml": step_text("demo/x")})
+    files = {
+        "manifests/b.toml": "# differs\n" + step_text("demo/x"),
+        "manifests/c.toml": "# again\n" + step_text("demo/x"),
+    }
+    two = write_files(tmp_path / "two", {**files, "manifests/d.toml": step_text("demo/y")})
+    registry = read_packs(one, two)
+    (problem,) = registry.problems
+    assert problem.what == "two files of pack 'two' define step 'demo/x'"
+    assert str(two / "manifests/b.toml:3") in str(problem.where)
+    assert str(two / "manifests/c.toml:3") in str(problem.where)
+    assert set(registry.steps) == {"demo/x", "demo/y"} and registry.step("demo/x").pack == "one"
+    with pytest.raises(ManifestError, match="two files of pack 'two'"):
+        registry.step("two:demo/x")
+
+
+def test_files_are_told_in_order_and_those_of_other_things_left_out(tmp_path: Path) -> None:
+    names = [f"{letter}{number:02}/x.toml" for letter in "ba" for number in reversed(range(8))]
+    names += [f"m{number:02}.toml" for number in reversed(range(8))]
+    skipped = [f"{folder}/x.toml" for folder in ("__pycache__", "config", "configs", "node_modules", "site-packages")]
+    skipped += [".git/x.toml", "a00/configs/x.toml", "pyproject.toml", "notes.md", "a00/pyproject.toml"]
+    write_files(tmp_path, dict.fromkeys((*names, *skipped), ""))
+    listed = [path.relative_to(tmp_path).as_posix() for path in open_pack(tmp_path, "p", "test").files()]
+    assert listed == [f"m{n:02}.toml" for n in range(8)] + [f"{c}{n:02}/x.toml" for c in "ab" for n in range(8)]
+
+
+def test_a_wheel_brings_the_pack_inside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "site/nemotron_steps/manifest/packs.py"))
+    assert module.builtin_pack_root() == tmp_path / "site"
+    (tmp_path / "site/nemotron_steps/_pack").mkdir(parents=True)
+    assert module.builtin_pack_root() == tmp_path / "site/nemotron_steps/_pack"

@@ -10,13 +10,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.manifest.models import Constraint, Consumes, StepManifest, StepTable
+from nemotron_steps.manifest.models import Consumes, StepManifest, StepTable
 from nemotron_steps.resolver.checks import (
     CHECKS,
     CheckSubject,
     prompts_are_graded,
 )
-from nemotron_steps.resolver.config_checks import check_attributes
 from nemotron_steps.resolver.request import StepConfig
 
 MANIFEST = StepManifest(
@@ -92,11 +91,6 @@ def test_the_recipe_passes() -> None:
             {"policy__generation__vllm_cfg__tensor_parallel_size": 6},
             ("E310", "256", ("policy.generation.colocated.generation_devices=252",)),
         ),
-        (
-            {"policy__megatron_cfg__expert_model_parallel_size": 7},
-            ("E310", "7", ("policy.megatron_cfg.expert_model_parallel_size=1",)),
-        ),
-        ({"env__nemo_gym__num_gpu_nodes": 64}, ("E310", "64", ("cluster.num_nodes=65",))),
         (
             {"policy__megatron_cfg__context_parallel_size": 16, "policy__train_global_batch_size": 2048 + 2},
             ("E309", "2050", ("policy.train_global_batch_size=2048",)),
@@ -243,23 +237,11 @@ def test_a_refused_layout_has_a_hint_that_mends_it(
     assert not problems
 
 
-def test_a_constraint_is_about_the_ports_that_it_names_and_not_about_longer_names() -> None:
-    ports = tuple(Consumes(type="checkpoint", name=name) for name in ("policy", "policy_start", "prompts"))
-    same = (Constraint(same=("policy.tokenizer", "prompts.tokenizer")),)
-    manifest = StepManifest(step=StepTable(id="rl"), consumes=ports, constraints=same)
-    known = {"policy": {"tokenizer": "a"}, "policy_start": {"tokenizer": "b"}, "prompts": {"tokenizer": "a"}}
-    assert check_attributes(manifest, known) == []
-    (problem,) = check_attributes(manifest, {**known, "prompts": {"tokenizer": "b"}})
-    assert (problem.expected, problem.found) == ("prompts.tokenizer = a (as policy.tokenizer)", "b")
-
-
 @pytest.mark.parametrize(
     ("by_row", "attributes", "judged", "hint"),
     [
         (True, {"environments": []}, False, "reward=FILE.py:FUNCTION"),
         (True, {"environments": []}, True, "env.should_use_nemo_gym=false env.environment=genrm_compare"),
-        (True, {"environments": ["mcqa"]}, False, None),
-        (True, {}, False, None),
         (False, {"environments": []}, False, None),
     ],
 )
@@ -276,29 +258,3 @@ def test_prompts_that_nothing_grades_are_refused_with_what_would(
     config = StepConfig({"env": {"should_use_nemo_gym": by_row}})
     problems = list(prompts_are_graded(CheckSubject("rl", manifest, config, {}, {"prompts": attributes})))
     assert [(p.code, p.hints[0], p.chain) for p in problems] == ([("E304", hint, ("rl.prompts",))] if hint else [])
-
-
-@pytest.mark.parametrize(
-    ("port", "evaluation", "refused"),
-    [
-        ("prompts", {}, True),
-        ("prompts", {"environment": None}, True),
-        ("prompts", {"environment": "mcqa"}, False),
-        ("prompts.mine", {"environments": {"mine": "mcqa"}}, False),
-        ("prompts.mine", {"environments": {"theirs": "mcqa"}}, True),
-    ],
-)
-def test_an_evaluation_says_itself_what_grades_all_rows_of_a_set(
-    port: str, evaluation: dict[str, Any], refused: bool
-) -> None:
-    sets = Consumes(type="rl_prompts", name="prompts", bind="prompts", many=True)
-    plain = Consumes(type="rl_prompts", name="prompts")
-    consumes = (sets.named("mine") if port == "prompts.mine" else plain,)
-    manifest = StepManifest(step=StepTable(id="eval"), consumes=consumes)
-    values = {"env": {"should_use_nemo_gym": True}, "evaluation": evaluation}
-    subject = CheckSubject(
-        "eval", manifest, StepConfig(values, has_key=lambda key: key != "reward"), {}, {port: {"environments": []}}
-    )
-    problems = list(prompts_are_graded(subject))
-    hint = "env.should_use_nemo_gym=false env.environment=NAME   # one that `steps env list` shows"
-    assert [problem.hints for problem in problems] == ([(hint,)] if refused else [])

@@ -1,4 +1,4 @@
-"""What data that is no artifact is taken for."""
+"""What is offered for data that is no artifact."""
 
 from __future__ import annotations
 
@@ -9,26 +9,6 @@ from typing import Any
 import pytest
 
 from nemotron_steps.session.supplied_data import _look, unknown_rows
-
-
-@pytest.mark.parametrize(
-    ("name", "said", "command"),
-    [
-        ("rows.jsonl.gz", "a compressed file (.gz)", "gzip -dc "),
-        ("rows.jsonl.zst", "a compressed file (.zst)", "zstd -dc "),
-        ("rows.jsonl.bz2", "a compressed file (.bz2)", "bzip2 -dc "),
-        ("rows.jsonl.xz", "a compressed file (.xz)", "xz -dc "),
-        ("rows", "a file of another kind (no suffix)", None),
-    ],
-)
-def test_a_file_is_told_by_its_name(name: str, said: str, command: str | None, tmp_path: Path) -> None:
-    path = tmp_path / "my data" / name
-    path.parent.mkdir()
-    path.write_text("x")
-    found, convert = _look(path)
-    assert found == said and (convert is None) == (command is None)
-    if convert is not None and command is not None:
-        assert command in convert and f"'{path}'" in convert and f"{name.split('.')[0]}.jsonl" in convert
 
 
 def test_a_compressed_file_is_unpacked_by_the_command(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.errors import PlanError, StepsError
 from nemotron_steps.manifest.models import Consumes
 from nemotron_steps.resolver.plan import SuppliedInput
 from nemotron_steps.resolver.sources import Chain
@@ -55,13 +54,6 @@ def test_the_nearest_step_and_of_its_outputs_the_one_with_the_fewest_conversions
     port: Consumes, steps: tuple[str, ...], found: list[str], tmp_path: Path
 ) -> None:
     assert chosen(tmp_path, port, *steps) == found
-
-
-def test_a_model_before_is_no_judge_where_a_port_asks_for_one(world: World) -> None:
-    found = problems(world, "sft_hf", "rlhf", inputs={"prompts": "prompts", "sft_hf.chats": "chats"})
-    assert found == [("E303", "nothing feeds 'judge' of rlhf")]
-    plan = world.plan("sft_hf", "rlhf", "rl", inputs={"prompts": "prompts", "judge": "hf", "sft_hf.chats": "chats"})
-    assert wiring(plan)["rlhf"]["judge"] == "hf"
 
 
 def test_a_list_is_connected_by_type(world: World) -> None:
@@ -116,25 +108,11 @@ def small(tmp_path: Path) -> World:
     return world_of(tmp_path, types, steps, artifacts={name: SuppliedInput(name, name) for name in types.types})
 
 
-def told(world: World, *steps: str, **inputs: str) -> list[StepsError]:
-    with pytest.raises(PlanError) as caught:
-        world.plan(*steps, inputs={port.replace("__", "."): ref for port, ref in inputs.items()})
-    return list(caught.value.problems)
-
-
 def test_a_bare_input_goes_to_every_step_that_nothing_before_it_feeds(small: World) -> None:
     plan = small.plan("train", "judge", inputs={"rows": "rows"})
     assert wiring(plan) == {"train": {"rows": "rows"}, "judge": {"rows": "rows"}}
     plan = small.plan("make", "train", inputs={"rows": "rows"})
     assert wiring(plan) == {"make": {}, "train": {"rows": "rows"}}, "the only step that has it, though another feeds it"
-
-
-def test_an_input_that_each_step_gets_from_another_is_for_none_of_them(small: World) -> None:
-    (problem,) = told(small, "make", "train", "judge", rows="rows")
-    assert problem.what == "several steps of the request have an input 'rows', and each is fed by another step"
-    assert problem.hints == ("--input train.rows=rows", "--input judge.rows=rows")
-    plan = small.plan("make", "train", "judge", inputs={"judge.rows": "rows"})
-    assert wiring(plan) == {"make": {}, "train": {"rows": "make.rows"}, "judge": {"rows": "rows"}}
 
 
 def test_artifacts_of_a_port_of_many_are_for_the_one_step_that_has_it_or_the_one_that_is_named(small: World) -> None:

@@ -152,13 +152,6 @@ def test_completeness(scene: Scene) -> None:
         assert feasible(scene)
 
 
-@settings(max_examples=100)
-@given(scenes())
-def test_the_same_request_gives_the_same_plan(scene: Scene) -> None:
-    first, second = plan_of(scene), plan_of(scene)
-    assert first.to_dict() == second.to_dict()
-
-
 @settings(max_examples=200)
 @given(scenes())
 def test_no_shorter_chain_of_converters_exists(scene: Scene) -> None:

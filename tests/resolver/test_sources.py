@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ import pytest
 from nemotron_steps.errors import PlanError
 from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.resolver.graph import with_references
-from nemotron_steps.resolver.plan import Instance, Plan, SuppliedInput
+from nemotron_steps.resolver.plan import Plan, SuppliedInput
 from nemotron_steps.resolver.problems import AbsentInput
-from nemotron_steps.resolver.request import Request, StepConfig, request_for_pipeline, request_for_steps
+from nemotron_steps.resolver.request import Request, StepConfig, request_for_steps
 from nemotron_steps.resolver.resolve import resolve
-from tests.resolver.worlds import World, pipeline, problems, step_of, type_at, types_of, wiring, world_of
+from tests.resolver.worlds import World, pipeline, step_of, types_of, wiring, world_of
 
 
 def planned(world: World, request: Request, **options: Any) -> Plan:
@@ -27,13 +26,6 @@ def refused(world: World, request: Request, **options: Any) -> list[Any]:
     with pytest.raises(PlanError) as caught:
         planned(world, request, **options)
     return list(caught.value.problems)
-
-
-def test_a_step_that_a_config_names_is_the_first_that_was_asked_for(world: World) -> None:
-    world.configs["rl", None] = {"inputs": {"prompts": {"step": "prep/prompts"}, "policy": "mega"}}
-    stages = ({"name": name, "step": "prep/prompts"} for name in ("one", "two"))
-    plan = world.plan_pipeline(pipeline(*stages, {"name": "train", "step": "rl"}))
-    assert wiring(plan)["train"]["prompts"] == "one.prompts" and len(plan) == 3
 
 
 def test_only_a_step_that_converts_is_looked_through(tmp_path: Path) -> None:
@@ -54,41 +46,6 @@ def test_an_artifact_that_is_not_here_is_an_error_and_part_of_a_plan_that_is_onl
     assert [each.what for each in plan.unfilled] == ["its weights are not here"]
     world.artifacts["mega"] = SuppliedInput("mega", "report", absent=AbsentInput("its weights are not here"))
     assert [each.code for each in refused(world, request, allow_unfilled=True)] == ["E301"], "which no filling in mends"
-
-
-def test_the_port_that_comes_closest_to_the_step_before_is_told_as_its_mismatch(tmp_path: Path) -> None:
-    types = types_of(rows="", chats="rows", hf="", report="")
-    steps = {"make": "-> rows", "use": "model:hf chats -> report", "look": "-> report", "tune": "chats -> hf"}
-    world = world_of(tmp_path, types, steps)
-    assert problems(world, "make", "use") == [
-        ("E302", "'chats' of use needs chats, and not every rows is one"),
-        ("E303", "nothing feeds 'model' of use"),
-    ]
-    assert problems(world, "look", "use") == [
-        ("E301", "'model' of use cannot take report"),
-        ("E303", "nothing feeds 'chats' of use"),
-    ]
-
-
-def test_a_stage_that_is_not_run_is_planned_as_it_is_where_something_reads_it(world: World) -> None:
-    stages = (
-        {"name": "data", "step": "prep/prompts"},
-        {"name": "first", "step": "rl", "inputs": {"prompts": "data", "policy": {"ref": "mega"}}},
-        {"name": "second", "step": "rl", "inputs": {"prompts": "data", "policy": "first"}},
-        {"name": "third", "step": "eval", "inputs": {"prompts": "data", "model": "first"}},
-    )
-    check = {"metric": "reward", "at_least": 0.5}
-    instance = Instance("first", {"seed": "1"})
-    stages[1]["checks"] = [check]
-    request = request_for_pipeline(pipeline(*stages))
-    earlier = [replace(goal, earlier=goal.name in ("data", "first")) for goal in request.goals]
-    earlier[1] = replace(earlier[1], instance=instance)
-    plan = planned(world, replace(request, goals=tuple(earlier)))
-    assert [step.key for step in plan] == ["data", "first", "second", "convert/down", "third"]
-    assert [step.earlier for step in plan] == [True, True, False, False, False]
-    assert wiring(plan)["first"] == {"prompts": "data.prompts", "policy": "mega"}
-    assert [len(step.checks) for step in plan] == [0, 1, 0, 0, 0] and plan.goals == ("second", "third")
-    assert plan.step("first").because == "an earlier stage of p" and plan.step("first").instance == instance
 
 
 DISTIL = """
@@ -132,20 +89,6 @@ def test_a_config_names_the_artifacts_of_a_port_that_takes_many(many_world: Worl
     }
 
 
-@pytest.mark.parametrize("source", ["a", {"ref": "a"}, {"step": "train"}])
-def test_a_source_without_a_name_is_none_for_a_port_that_takes_many(source: object, many_world: World) -> None:
-    unnamed = [("E305", "'teachers' of distil takes several artifacts, each under a name")]
-    many_world.configs["distil", None] = {"inputs": {"policy": "p", "teachers": source}}
-    assert problems(many_world, "distil") == unnamed
-    many_world.configs["distil", None] = {"inputs": {"policy": "p"}}
-    assert problems(many_world, "distil", inputs={"teachers": "a"}) == unnamed
-    stages = ({"name": "train", "step": "train"}, {"name": "d", "step": "distil", "inputs": {"teachers": "train"}})
-    with pytest.raises(PlanError) as caught:
-        many_world.plan_pipeline(pipeline(*stages))
-    (problem,) = caught.value.problems
-    assert (problem.expected, problem.found) == ("inputs.teachers.NAME", "no name")
-
-
 def test_an_artifact_that_is_wired_and_given_under_one_name_is_the_given_one(many_world: World) -> None:
     wired = {"policy": {"ref": "p"}, "teachers.x": "train", "teachers.y": {"ref": "b"}}
     stages = ({"name": "train", "step": "train"}, {"name": "d", "step": "distil", "inputs": wired})
@@ -160,46 +103,6 @@ def test_a_constraint_on_a_port_that_takes_many_is_one_on_each(many_world: World
     assert problem.code == "E304" and "another tokenizer" in problem.what
     assert problem.expected == "teachers.odd.tokenizer = T (as policy.tokenizer)" and problem.found == "U"
     assert problem.hints == ("--input teachers.odd=PATH   # another one",)
-
-
-RLHF = """
-[[consumes]]
-name = "judge"
-type = "hf"
-bind = "judge.model"
-unless = { "judge.backend" = "http" }
-[[produces]]
-name = "model"
-type = "mega"
-"""
-
-
-@pytest.fixture
-def judged(tmp_path: Path, world: World) -> World:
-    steps = {"judge": "-> model:hf", "rlhf": RLHF}
-    of_judge = {"judge": {"step": "judge"}}
-    return world_of(
-        tmp_path,
-        types_of(mega="", hf=""),
-        steps,
-        configs={
-            ("judge", None): {},
-            ("rlhf", None): {"judge": {"backend": "embedded", "model": None}, "inputs": of_judge},
-            ("rlhf", "served"): {"judge": {"backend": "http", "model": "org/name"}, "inputs": of_judge},
-        },
-    )
-
-
-def test_weights_of_a_served_judge_are_refused_where_they_are_given(judged: World) -> None:
-    with pytest.raises(PlanError) as caught:
-        judged.plan("rlhf", config="served", inputs={"judge": "weights"})
-    (problem,) = caught.value.problems
-    assert problem.what == "rlhf takes no 'judge' while judge.backend is http"
-    assert problem.where == "--input judge=weights" and problem.found == "judge.backend=http"
-
-
-def art(ref: str, field: str = "path") -> str:
-    return f"art\0{ref}\0{field}"
 
 
 @pytest.fixture
@@ -230,76 +133,3 @@ def given(step: StepManifest, data: dict[str, Any], **more: Any) -> tuple[StepCo
     config, problems = with_references(step, StepConfig(values, **more), "s")
     assert values == before
     return config, [f"{problem.code} {problem.found}" for problem in problems]
-
-
-@pytest.mark.parametrize(
-    ("data", "after"),
-    [
-        ({"train": art("a:v1")}, {"train": "a:v1"}),
-        ({"train": art("a:v1", "train"), "val": art("a:v1", "val")}, {"train": "a:v1", "val": None}),
-        ({"train": art("a:v1"), "test": art("a:v1", "test")}, {"train": "a:v1", "test": None}),
-        ({"train": art("a:v1"), "val": "mine"}, {"train": "a:v1", "val": "mine"}),
-        ({"train": "mine", "val": art("b:v1", "val")}, {"train": "mine", "val": "b:v1"}),
-        ({"train": "mine", "val": art("b:v1")}, {"train": "mine", "val": "b:v1"}),
-    ],
-)
-def test_an_input_is_fed_at_its_first_key_and_fills_the_others(
-    data: dict[str, Any], after: dict[str, Any], step: StepManifest
-) -> None:
-    config, problems = given(step, data)
-    assert (config.values["data"], problems) == (after, [])
-
-
-@pytest.mark.parametrize(
-    ("data", "told"),
-    [
-        ({"train": art("a:v1"), "val": art("b:v1")}, ["E306 ${art:b:v1}"]),
-        ({"train": art("a:v1", "val")}, ["E305 ${art:a:v1,val}"]),
-        ({"train": art("a:v1"), "val": art("a:v1", "train")}, ["E305 ${art:a:v1,train}"]),
-        ({"train": art("a:v1"), "test": art("a:v1", "val")}, ["E305 ${art:a:v1,val}"]),
-        ({"test": art("a:v1", "test")}, ["E305 ${art:a:v1,test}"]),
-        ({"train": art("a:v1"), "seed": art("b:v1")}, ["E305 ${art:b:v1}"]),
-    ],
-)
-def test_what_no_input_is_fed_with_there_is_told(data: dict[str, Any], told: list[str], step: StepManifest) -> None:
-    assert given(step, data)[1] == told
-    assert given(step, data, inputs={"model": "x"})[1] == told
-
-
-SFT = """
-[[consumes]]
-name = "model"
-type = "mega"
-bind = "policy.checkpoint"
-[[produces]]
-name = "model"
-type = "mega"
-becomes = { "policy.peft.enabled" = "adapter" }
-"""
-
-
-@pytest.fixture
-def lora_world(tmp_path: Path, world: World) -> World:
-    types = types_of(mega="", hf={"mega": "convert/up"}, adapter={"hf": "merge"})
-    steps = {
-        "sft": SFT,
-        "rl": "policy:mega -> model:mega",
-        "convert/up": "hf -> mega",
-        "merge": "adapter base:hf? -> model:hf",
-    }
-    return world_of(
-        tmp_path,
-        types,
-        steps,
-        configs={("sft", None): {"policy": {"peft": {"enabled": True}}}, ("rl", None): {}},
-        artifacts={"mega": world.artifacts["mega"]},
-    )
-
-
-def test_an_adapter_is_merged_and_converted_on_its_way_to_a_checkpoint(lora_world: World) -> None:
-    plan = lora_world.plan("sft", "rl", inputs={"model": "mega"})
-    assert plan.step("sft").produces == {"model": "adapter"}
-    assert wiring(plan)["merge"] == {"adapter": "sft.model"}
-    assert wiring(plan)["convert/up"] == {"hf": "merge.model"}
-    assert wiring(plan)["rl"] == {"policy": "convert/up.mega"}
-    assert type_at(plan, plan.step("rl"), "policy") == "mega"

@@ -16,7 +16,7 @@ from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.manifest.pipeline_models import PipelineManifest
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.manifest.typegraph import ArtifactType, TypeGraph
-from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput, SuppliedInput
+from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput
 from nemotron_steps.resolver.request import Request, StepConfig, request_for_pipeline, request_for_steps
 from nemotron_steps.resolver.resolve import resolve
 
@@ -144,12 +144,6 @@ def wiring(plan: Plan) -> dict[str, dict[str, str]]:
 
 def _label(source: StepOutput | SuppliedInput) -> str:
     return source.ref if isinstance(source, SuppliedInput) else f"{source.step_key}.{source.port}"
-
-
-def type_at(plan: Plan, step: PlannedStep, port: str) -> str | None:
-    """Type of the artifact that reaches a port."""
-    source = step.inputs[port]
-    return source.type if isinstance(source, SuppliedInput) else plan.step(source.step_key).produces[source.port]
 
 
 def problems(world: World, *steps: str, **kwargs: object) -> list[tuple[str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,13 +11,11 @@ import pytest
 
 from nemotron_steps.errors import SandboxError
 from nemotron_steps.sandbox.base import (
-    MIB,
     PAGE,
     Limits,
     Outcome,
     Sandbox,
     SandboxResult,
-    encoded,
 )
 
 
@@ -70,24 +67,6 @@ def test_a_sandbox_that_its_probe_refused_is_probed_again_and_never_runs() -> No
         assert (sandbox.probes, sandbox.given) == (tries, [])
 
 
-def test_code_is_laid_beside_the_files_and_run_by_an_isolated_interpreter() -> None:
-    sandbox = Recorded()
-    limits = Limits(wall_s=3.0)
-    run(sandbox, code="é", stdin="\ud800", files={"a/b": b"\x00", "c": "ö"}, limits=limits)
-    run(sandbox, argv=("ls", "-l"))
-    first, second = sandbox.given
-    assert first[0] == [sys.executable, "-I", "-B", "__main__.py"]
-    assert first[1:] == (b"\xed\xa0\x80", {"a/b": b"\x00", "c": "ö".encode(), "__main__.py": "é".encode()}, limits)
-    assert second == (["ls", "-l"], b"", {}, Limits())
-    assert encoded(b"x") == encoded("x") == b"x"
-
-
-@pytest.mark.parametrize("given", [{}, {"argv": ["x"], "code": "y"}])
-def test_a_run_has_either_a_program_or_code(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="exactly one"):
-        run(Recorded(), **given)
-
-
 @pytest.mark.parametrize("path", ["/a", "../a", "a/../../b", "", "."])
 def test_files_stay_in_the_working_folder(path: str) -> None:
     with pytest.raises(ValueError, match="relative paths"):
@@ -109,7 +88,3 @@ def test_files_take_whole_pages_of_the_scratch_space() -> None:
     assert outcome({"a": b"x", "b": b"x", "c": b"x"}) is Outcome.FILES_LIMIT
     small = replace(limits, file_bytes=10)
     assert [outcome({"a": b"x" * size}, small) for size in (10, 11)] == [Outcome.EXITED, Outcome.FILES_LIMIT]
-
-
-def test_the_limits_where_nobody_sets_any_are_those_that_are_documented() -> None:
-    assert Limits() == Limits(10.0, 60, 2048 * MIB, 64, 64 * MIB, 256 * MIB, MIB, 256)

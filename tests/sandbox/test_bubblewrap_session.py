@@ -6,10 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from nemotron_steps.sandbox import process
 from nemotron_steps.sandbox.base import MIB, Limits, Outcome
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
-from nemotron_steps.sandbox.memory import TreeMemory
 from nemotron_steps.sandbox.session import BubblewrapSession, SessionOverError
 
 pytestmark = pytest.mark.sandbox
@@ -78,16 +76,6 @@ def test_a_command_that_kills_its_session_loses_it_and_no_other(sandbox) -> None
     asyncio.run(body())
 
 
-def test_a_session_whose_server_is_stopped_is_over(sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nemotron_steps.sandbox.session.GRACE_S", 0.5)
-
-    async def work(session: BubblewrapSession) -> None:
-        with pytest.raises(SessionOverError):
-            await session.run(["sh", "-c", "kill -STOP 2; sleep 60"], wall_s=0.5)
-
-    inside(sandbox, work)
-
-
 def test_total_time_and_memory_end_a_session_by_name(sandbox) -> None:
     async def work_on(limits: Limits, command: list[str]) -> Outcome:
         async with BubblewrapSession(sandbox, limits=limits) as session:
@@ -98,28 +86,6 @@ def test_total_time_and_memory_end_a_session_by_name(sandbox) -> None:
     quick = Limits(wall_s=1.0, memory_bytes=256 * MIB, scratch_bytes=8 * MIB)
     assert asyncio.run(work_on(quick, ["sleep", "60"])) is Outcome.TIMEOUT
     assert asyncio.run(work_on(SMALL, ["python3", "-c", HOG])) is Outcome.MEMORY_LIMIT
-
-
-def test_a_session_at_rest_is_looked_at_seldom_and_its_next_command_at_once(sandbox, monkeypatch) -> None:
-    looks = []
-    held = TreeMemory.held
-    monkeypatch.setattr(process, "RESTING_WATCH_S", 600.0)
-    monkeypatch.setattr(TreeMemory, "held", lambda self, limit: looks.append(self) or held(self, limit))
-
-    async def work() -> None:
-        async with BubblewrapSession(sandbox, limits=SMALL) as session:
-            await session.run(["true"])
-            looks.clear()
-            await asyncio.sleep(0.9)
-            assert len(looks) <= 1, "a rest of 0.9 s, and the look that was due already"
-            looks.clear()
-            await session.run(["sleep", "2"])
-            assert len(looks) >= 3, "without waiting for the next look of a rest"
-            with pytest.raises(SessionOverError) as over:
-                await session.run(["python3", "-c", HOG])
-            assert over.value.outcome is Outcome.MEMORY_LIMIT
-
-    asyncio.run(work())
 
 
 def test_the_channel_and_the_host_are_out_of_reach(sandbox) -> None:

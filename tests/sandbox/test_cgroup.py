@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 
 import pytest
@@ -22,10 +21,6 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(cgroup, "ROOT", tmp_path)
     monkeypatch.setattr(cgroup, "OWN", tmp_path / "own")
     return tmp_path
-
-
-def test_a_group_is_made_beside_this_processs_own(tree: Path) -> None:
-    assert cgroup._parent() == tree / "job"
 
 
 @pytest.mark.parametrize(
@@ -80,38 +75,3 @@ def test_a_group_has_its_limits_says_whether_it_was_full_and_goes_with_its_run(t
         "memory.oom.group": "1",
         "memory.swap.max": "0",
     }
-
-
-def test_a_group_is_removed_once_what_was_killed_in_it_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tries = []
-
-    def rmdir(folder: Path) -> None:
-        assert (folder / "cgroup.kill").read_text() == "1"
-        tries.append(folder)
-        if len(tries) != 4:
-            raise OSError(errno.EBUSY, "busy")
-
-    monkeypatch.setattr(Path, "rmdir", rmdir)
-    cgroup._remove(tmp_path)
-    assert len(tries) == 4
-    monkeypatch.setattr(cgroup, "EMPTY_S", 0.0)
-    with pytest.raises(OSError, match="busy"):
-        cgroup._remove(tmp_path)
-
-
-@pytest.mark.parametrize("refused", ["memory.max", "memory.oom.group", "memory.swap.max"])
-def test_a_group_without_its_limits_is_none_and_is_removed(
-    tree: Path, monkeypatch: pytest.MonkeyPatch, refused: str
-) -> None:
-    write, removed = Path.write_text, []
-
-    def refuse(path: Path, text: str) -> int:
-        if path.name == refused:
-            raise FileNotFoundError(path) if refused == "memory.swap.max" else PermissionError(path)
-        return write(path, text)
-
-    monkeypatch.setattr(Path, "write_text", refuse)
-    monkeypatch.setattr(cgroup, "_remove", removed.append)
-    with cgroup.MemoryGroup.try_to_make(MIB) as group:
-        assert (group is not None) is (refused == "memory.swap.max"), "not every kernel counts swap"
-    assert len(removed) == 1

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,21 +19,6 @@ from nemotron_steps.sandbox.process import Ended, run_process
 def ended(code: str, stdin: bytes = b"", *, wall_s: float = 30, output_bytes: int = 10_000_000, **more: Any) -> Ended:
     program = [sys.executable, "-I", "-S", "-c", f"import os, sys, time\n{code}"]
     return asyncio.run(run_process(program, stdin, wall_s=wall_s, output_bytes=output_bytes, **more))
-
-
-def test_output_beyond_the_limit_counts_also_where_the_programs_end_is_seen_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its last words are still in the pipe then."""
-
-    def end_first(run: process._Run) -> Outcome:
-        assert select.select([run._pidfd], [], [], 30)[0]
-        return Outcome.EXITED
-
-    monkeypatch.setattr(process._Run, "until_over", end_first)
-    for written, outcome in ((10, Outcome.EXITED), (11, Outcome.OUTPUT_LIMIT)):
-        found = ended(f"sys.stdout.write('x' * {written})", output_bytes=10)
-        assert (found.outcome, found.stdout) == (outcome, "x" * 10)
 
 
 def test_a_run_that_cannot_begin_says_why_and_leaves_no_descriptor_open() -> None:
@@ -103,31 +86,6 @@ def test_what_cannot_be_watched_does_not_run_on_unless_it_is_over() -> None:
     assert watched(own % 30, memory_bytes=1).outcome is Outcome.MEMORY_LIMIT
 
 
-def test_a_run_that_is_given_up_twice_is_waited_for_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it works with may be closed once its caller goes on."""
-    kill = process._kill
-
-    def slowly(child: subprocess.Popen[bytes]) -> None:
-        time.sleep(0.2)
-        kill(child)
-
-    async def given_up() -> bytes:
-        reading, writing = os.pipe2(os.O_NONBLOCK)
-        with open(reading, "rb", buffering=0) as end:
-            run = asyncio.create_task(run_process(["sleep", "60"], b"", wall_s=60, output_bytes=1, pass_fds=[writing]))
-            await asyncio.sleep(0.1)
-            os.close(writing)
-            for _ in range(3):
-                run.cancel()
-                await asyncio.sleep(0.01)
-            with pytest.raises(asyncio.CancelledError):
-                await run
-            return os.read(end.fileno(), 1)  # would block while somebody could write
-
-    monkeypatch.setattr(process, "_kill", slowly)
-    assert asyncio.run(given_up()) == b""
-
-
 def test_a_run_is_over_when_the_first_process_of_its_sandbox_is_gone() -> None:
     """It is in the group no more than what a sandbox has started, and holds no pipe."""
     first = """
@@ -146,48 +104,3 @@ print(first)
     assert (found.outcome, found.exit_code) == (Outcome.EXITED, 0)
     status = Path(f"/proc/{found.stdout.strip()}/stat")  # whoever inherits it may take a while to bury it
     assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] in "ZX"
-
-
-def test_a_program_that_ended_in_time_is_not_out_of_it_because_nobody_looked(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve = process._Run._serve
-    looks: list[float] = []
-
-    def late(run: process._Run, until: float) -> None:
-        if not looks:  # a busy machine: it looked, saw nothing, and had no turn until the time was over
-            assert select.select([run._pidfd], [], [], 30)[0]
-            time.sleep(max(0.0, until - time.monotonic()))
-        else:
-            serve(run, until)
-        looks.append(until)
-
-    monkeypatch.setattr(process._Run, "_serve", late)
-    found = ended("print('x'); sys.exit(3)", wall_s=2)
-    assert (found.outcome, found.exit_code, found.stdout) == (Outcome.EXITED, 3, "x\n")
-
-
-def test_a_pipe_whose_other_end_the_program_used_itself_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may open its input to write and its output to read: what was ready is not any more."""
-    serve = process._Run._serve
-
-    def too_late(run: process._Run, until: float) -> None:
-        for stream in (run._stdin, *run.captures):
-            for _ in range(20 if stream is run._stdin else 1):
-                run._selector.get_key(stream).data()
-        monkeypatch.setattr(process._Run, "_serve", serve)
-
-    monkeypatch.setattr(process._Run, "_serve", too_late)
-    found = ended("time.sleep(1); print(len(sys.stdin.read()))", b"x" * 100 * process.CHUNK)
-    assert (found.outcome, found.stdout) == (Outcome.EXITED, f"{100 * process.CHUNK}\n")
-
-
-def test_a_process_that_cannot_be_watched_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[subprocess.Popen[bytes]] = []
-
-    def broken(started: subprocess.Popen[bytes], *_: Any) -> None:
-        begun.append(started)
-        raise OSError("no descriptor is left")
-
-    monkeypatch.setattr(process, "_Run", broken)
-    with pytest.raises(OSError, match="no descriptor is left"):
-        ended("time.sleep(60)")
-    assert begun[0].returncode == -signal.SIGKILL

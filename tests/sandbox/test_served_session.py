@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.errors import SandboxError
 from nemotron_steps.sandbox.base import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.command_server import COMMAND_SERVER
 from nemotron_steps.sandbox.session import LINE_BYTES, ServedSession, SessionOverError
@@ -90,28 +89,3 @@ def test_a_server_that_reads_nothing_any_more_ends_the_session(tmp_path: Path, m
                 await session.run(["true"], stdin="x" * 10_000_000, wall_s=0.5)
 
     inside(tmp_path, work)
-
-
-def test_no_more_commands_run_at_once_than_all_sessions_may(tmp_path: Path) -> None:
-    async def work(session: Plain) -> None:
-        for _ in range(8):
-            await session._slots.acquire()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(session.run(["true"]), 0.1)
-        session._slots.release()
-        assert (await session.run(["true"])).ok
-
-    inside(tmp_path, work)
-
-
-def test_a_server_that_does_not_answer_is_told_with_its_last_words(tmp_path: Path) -> None:
-    class Broken(Plain):
-        program = "import sys; sys.exit('no room for it')"
-
-    async def enter() -> None:
-        async with Broken(Limits(), asyncio.Semaphore(1), "/", None):
-            raise AssertionError("entered")
-
-    with pytest.raises(SandboxError, match="ended before its first command") as caught:
-        asyncio.run(enter())
-    assert caught.value.found == "no room for it\n"

@@ -32,13 +32,6 @@ def graded(ticket: Ticket, *, versions: list[int] | None = None, members: int = 
     return RolloutGroup(ticket.group_id, ticket.position, rollouts, min(versions))
 
 
-def filled(buffer: GroupBuffer, count: int, version: int) -> list[Ticket]:
-    tickets = [buffer.issue(version, now=0.0) for _ in range(count)]
-    for ticket in tickets:
-        buffer.complete(graded(ticket))
-    return tickets
-
-
 def encoded(buffer: GroupBuffer) -> tuple[dict, dict]:
     """The buffer's state as it is read back from disk."""
     plain, ready = buffer.state()
@@ -64,21 +57,6 @@ def outstanding(buffer: GroupBuffer) -> set[int]:
     return {saved[0] for saved in [*state["interrupted"], *state["ready"]]} | set(state["retry"])
 
 
-def test_no_step_takes_a_group_whose_place_another_ones_promise_needs() -> None:
-    buffer = GroupBuffer(2, 2)
-    kept, gone, *second = [buffer.issue(0, 0.0) for _ in range(3)]
-    buffer.discard(gone.group_id, "no_signal")
-    second += [buffer.issue(0, 0.0), buffer.issue(0, 0.0)]
-    third = [buffer.issue(0, 0.0), buffer.issue(0, 0.0)]
-    assert [t.target_step for t in [kept, *second, *third]] == [0, 1, 1, 1, 2, 2]  # three for the two places of step 1
-    buffer.complete(graded(kept))
-    buffer.complete(graded(third[0]))
-    assert buffer.take() is None
-    buffer.complete(graded(second[2]))
-    taken = buffer.take()
-    assert taken is not None and [g.prompt_index for g in taken] == [kept.position, second[2].position]
-
-
 def test_stragglers_are_found_withdrawn_counted_and_retried_first() -> None:
     buffer = GroupBuffer(2, 1, straggler_deadline_s=10.0)
     slow = buffer.issue(0, now=0.0)
@@ -95,26 +73,6 @@ def test_stragglers_are_found_withdrawn_counted_and_retried_first() -> None:
     buffer.complete(graded(retry))
     assert buffer.metrics()["async/partial"] == 1.0
     assert buffer.take() is not None
-
-
-def ended(position: int, attempt: int, outcome: str) -> dict[str, object]:
-    return {"position": position, "attempt": attempt, "outcome": outcome}
-
-
-def test_the_end_of_every_position_is_told_once_with_its_attempt() -> None:
-    buffer = GroupBuffer(1, 1)
-    first, second = filled(buffer, 2, 0)
-    assert buffer.take() is not None
-    buffer.withdraw(second.group_id, "straggler")
-    again = buffer.issue(1, 0.0)
-    assert buffer.outcomes() == [ended(first.position, 0, "trained")]
-    buffer.complete(graded(again))
-    buffer.discard(again.group_id, "no_signal")
-    assert buffer.outcomes() == [ended(second.position, 1, "no_signal")]
-    for _ in range(MAX_FAILURES):
-        buffer.withdraw(buffer.issue(1, 0.0).group_id, "straggler")
-    assert buffer.outcomes() == [ended(2, MAX_FAILURES - 1, "dropped")]
-    assert buffer.outcomes() == []
 
 
 def test_tokens_older_than_the_weights_of_their_ticket_are_refused() -> None:

@@ -9,17 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from nemotron_steps.config.schema.grpo import GrpoConfig
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.grpo.async_loop import train_async
-from nemotron_steps.engine.grpo.loop import GrpoRun, train, validation_due
-from nemotron_steps.engine.reporting import first_and_last
+from nemotron_steps.engine.grpo.loop import GrpoRun, train
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream
 from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.engine.types import RolloutGroup, WeightSyncReport
@@ -177,14 +174,6 @@ def trained(run: GrpoRun) -> dict[str, Any]:
     return (train_async if run.config.grpo.async_grpo.enabled else train)(run)
 
 
-def test_a_step_samples_gives_the_memory_back_trains_and_then_samples_under_the_new_weights(tmp_path: Path) -> None:
-    run, parts = instant(tmp_path, 2)
-    train(run)
-    step = ["judge {0}", "judge {0}", "sample", "finish", "train", "weights {1}"]
-    assert parts.calls == ["weights 0", *(call.format(s, s + 1) for s in range(2) for call in step)]
-    assert [metrics["weight_sync/bytes"] for metrics in parts.metrics_of] == [8.0, 8.0]
-
-
 @BOTH
 def test_the_summary_of_a_resumed_run_is_of_all_its_steps_and_a_run_that_is_over_trains_no_further(
     asynchronous: bool, tmp_path: Path
@@ -195,26 +184,6 @@ def test_the_summary_of_a_resumed_run_is_of_all_its_steps_and_a_run_that_is_over
         assert trained(run) == {"steps": 12, "reward_first_5_steps": 2.0, "reward_last_5_steps": 9.0}
         assert run.signals.state_dict()["history"]["reward/mean"][1] == [float(step) for step in range(12)]
     assert "train" not in parts.calls and parts.told == []
-
-
-@pytest.mark.parametrize(
-    ("grpo", "steps"),
-    [
-        ({"val_period": 2, "val_at_end": False}, [2, 4, 6]),
-        ({"val_period": 2, "val_start_at": 4, "val_at_end": False}, [4, 6]),
-        ({"val_period": 4, "val_at_end": True}, [4, 6]),
-        ({"val_period": 0, "val_at_end": False}, []),
-    ],
-)
-def test_validation_comes_every_so_many_steps_from_where_it_begins_and_at_the_end(
-    grpo: dict[str, Any], steps: list[int]
-) -> None:
-    def due(step: int) -> bool:
-        config = SimpleNamespace(grpo=GrpoConfig.model_validate(grpo))
-        run: Any = SimpleNamespace(step=step, total_steps=6, config=config)
-        return validation_due(run)
-
-    assert [step for step in range(1, 7) if due(step)] == steps
 
 
 @BOTH
@@ -243,22 +212,6 @@ def test_before_is_what_the_first_weights_gave_and_after_what_the_last_ones_did(
         assert found == {"validation_reward": told | both}
     else:
         assert found == ({} if told is None else {f"validation_reward_step_{told}": told})
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([], {}),
-        ([3.0], {"": 3.0}),
-        ([1.0, 5.0], {"_first_step": 1.0, "_last_step": 5.0}),
-        ([1.0, 2.0, 9.0, 3.0, 4.0], {"_first_2_steps": 1.5, "_last_2_steps": 3.5}),
-        ([*range(100)], {"_first_5_steps": 2.0, "_last_5_steps": 97.0}),
-        ([math.nan, 1.0, math.nan, 5.0], {"_first_step": 1.0, "_last_step": 5.0}),
-        ([math.nan], {}),
-    ],
-)
-def test_the_first_and_the_last_steps_of_a_summary_never_overlap(values: list[float], expected: Any) -> None:
-    assert first_and_last("reward", values) == {f"reward{name}": value for name, value in expected.items()}
 
 
 def silent_at_first(row: int, attempt: int) -> Sequence[float | str]:

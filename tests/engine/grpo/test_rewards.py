@@ -25,7 +25,6 @@ from nemotron_steps.engine.grpo.rewards import (
 from nemotron_steps.engine.grpo.rollout_metrics import reward_penalty_metrics
 from nemotron_steps.engine.rollouts.conversation import FORMAT_KEY, TurnFormat
 from nemotron_steps.engine.types import Rollout, RolloutGroup
-from nemotron_steps.errors import ConfigError
 from tests.engine.engine_samples import rollout
 
 
@@ -66,19 +65,6 @@ def test_stop_properly_scales_truncated_rewards_only_and_replaces_the_length_pen
 
 
 CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
-
-
-@pytest.mark.parametrize(
-    ("text", "invalid"),
-    [
-        (CALL, False),
-        ("<think>should I write <tool_call>?</think> no", False),
-        ('<tool_call>{"name": "f", "arguments": {}', True),
-        (f"{CALL} and </tool_call>", True),
-    ],
-)
-def test_invalid_tool_calls(text: str, invalid: bool) -> None:
-    assert has_invalid_tool_call(text) is invalid
 
 
 @pytest.mark.parametrize(
@@ -149,14 +135,10 @@ def test_a_rollout_is_judged_in_the_format_it_was_sampled_in() -> None:
 @pytest.mark.parametrize(
     ("text", "truncated", "malformed"),
     [
-        ("plain", False, False),
         ("<think>a</think>b", False, False),
-        ("a</think>b", False, False),  # the template wrote the opening tag
         ("<think>a", True, False),
         ("<think>a", False, True),
-        ("</think>a<think>", False, True),
         ("<think>a</think>b</think>", False, True),
-        ("<think><think>a</think>", True, True),
     ],
 )
 def test_malformed_thinking(text: str, truncated: bool, malformed: bool) -> None:
@@ -168,8 +150,6 @@ def test_malformed_thinking(text: str, truncated: bool, malformed: bool) -> None
     [
         ({}, "off", "off"),
         ({"invalid_tool_call_advantage": -5, "malformed_thinking_advantage": -7}, -5, -7),
-        ({"penalize_malformed_thinking": False, "malformed_thinking_advantage": -7}, "off", "off"),
-        ({"invalid_tool_call_strategy": "mask", "malformed_thinking_advantage": -7}, None, -7),
         ({"invalid_tool_call_strategy": "mask", "invalid_tool_call_advantage": -5}, None, "off"),
     ],
 )
@@ -199,7 +179,6 @@ def said(*texts: str, parser: str = "nano_v3", **changes: Any) -> Rollout:
     ("texts", "duplicated"),
     [
         (["it is 7</think>it is 7"], True),
-        (["</think>"], False),  # nothing repeats nothing
         ([f"f</think>{CALL}", "f</think>f"], True),
         ([f"f</think>{CALL}", "7"], False),
     ],
@@ -213,7 +192,6 @@ def test_an_answer_that_repeats_its_reasoning(texts: list[str], duplicated: bool
     ("texts", "empty"),
     [
         (["thinking</think>"], True),
-        (["a</think>7"], False),
         ([f"a</think>{CALL}"], False),  # in the middle of its work
         ([f"a</think>7 {CALL}", "b</think>"], True),
     ],
@@ -228,10 +206,7 @@ def test_a_last_turn_that_says_nothing(texts: list[str], empty: bool) -> None:
     [
         ([1, OPEN], [5, CLOSE, 6], False),
         ([1, OPEN], [CLOSE, CLOSE, 6], True),
-        ([1, OPEN], [OPEN, CLOSE, 6], True),
         ([OPEN, CLOSE], [5, 6, 7], False),  # thinking is switched off
-        ([OPEN, OPEN], [5, CLOSE, 7], True),
-        ([CLOSE, 1], [5, CLOSE, 7], True),
     ],
 )
 def test_think_tags_are_counted_as_tokens_of_the_turn_against_those_of_its_prompt(
@@ -263,18 +238,3 @@ def test_a_penalised_rollout_has_reward_0_and_one_below_0_gains_nothing() -> Non
     assert shares["reward_penalties/empty_final_answer"] == pytest.approx(2 / 3)
     assert shares["reward_penalties/duplicated_reasoning"] == 0.0
     assert reward_penalty_metrics(rollouts) == {}
-
-
-def test_the_tags_tokens_are_the_tokenizers_unless_the_config_says_so() -> None:
-    def tag_ids(tokens: dict[str, list[int]], **ids: int) -> tuple[int, int] | None:
-        config = RewardPenaltiesConfig.model_validate({"penalize_malformed_think_tag": True, "token_ids": ids})
-        return RewardPenalties.of(config, TAGS, "user x <think>", tokens.__getitem__)._tag_ids
-
-    one, pieces = {"<think>": [90], "</think>": [91]}, {"<think>": [90], "</think>": [9, 1]}
-    assert tag_ids(one) == (90, 91)
-    assert tag_ids(pieces) is None
-    assert tag_ids(pieces, think_close=8) == (90, 8)
-    assert tag_ids(one, think_open=12, think_close=13) == (12, 13)
-    with pytest.raises(ConfigError, match="has none for the other") as caught:
-        tag_ids(pieces, think_open=12)
-    assert caught.value.where == "reward_penalties.token_ids.think_close"

@@ -14,8 +14,6 @@ from nemotron_steps.engine.grpo.step import (
     finish_batch,
     prepare_batch,
 )
-from nemotron_steps.engine.losses.loss import count_normalizers
-from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.types import RolloutGroup, TrainBatch
 from tests.engine.engine_samples import group
 
@@ -154,22 +152,6 @@ def test_reinforce_plus_plus_and_kl_in_the_reward() -> None:
     penalised, _ = finish(TWO, grpo(), in_reward)
     difference = (penalised.advantages - plain.advantages)[batch.token_mask > 0]
     assert difference.tolist() == pytest.approx([-0.05] * len(difference), rel=1e-4)  # k1 = .5 nats everywhere
-
-
-@pytest.mark.parametrize("token_level", [True, False])
-def test_kl_in_the_reward_is_logged_as_the_loss_would_log_it(token_level: bool) -> None:
-    kl = {"reference_policy_kl_penalty": 0.1, "token_level_loss": token_level}
-    prepared = prepare([group("a", [1, 0, 0, 0]), group("b", [1, 0], response=2)], grpo())
-    batch = prepared.batch
-    batch.prev_logprobs = batch.generation_logprobs.clone()
-    batch.reference_logprobs = batch.prev_logprobs - 0.5
-    batch.reference_logprobs[:, -1] += 0.3  # so that long sequences differ from short ones in their mean
-    _, metrics = finish_batch(prepared, grpo(), LossFnConfig.model_validate({**kl, "use_kl_in_reward": True}), GYM)
-    in_loss = PolicyGradientLoss(LossFnConfig.model_validate(kl))
-    _, sums = in_loss(batch.prev_logprobs, batch, count_normalizers(batch))
-    assert metrics["kl_penalty"] == pytest.approx(float(sums["kl_penalty"]), rel=1e-5)
-    assert metrics["kl_penalty"] > 0.05
-    assert "kl_penalty" not in finish(TWO, grpo(), LossFnConfig.model_validate(kl))[1]  # the loss logs it
 
 
 def test_gdpo_scales_and_shapes_every_component_like_the_reward() -> None:

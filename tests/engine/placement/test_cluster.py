@@ -1,4 +1,4 @@
-"""What a run asks of its cluster, and what it is told when that is not there."""
+"""What a run asks of its cluster, and what it keeps from it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import subprocess
 import sys
 from itertools import groupby
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.config.schema.policy import GenerationConfig
-from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig, VllmModelConfig
+from nemotron_steps.config.schema.rl import RlConfig, VllmModelConfig
 from nemotron_steps.engine.placement import cluster as cluster_module
 from nemotron_steps.engine.placement import on_ray
-from nemotron_steps.engine.placement.cluster import RayCluster, node_by_node
+from nemotron_steps.engine.placement.cluster import node_by_node
 from nemotron_steps.engine.placement.environment_actor import copy_for
 from nemotron_steps.engine.placement.on_ray import DevicePlan
-from nemotron_steps.engine.placement.standalone import device_plan
-from nemotron_steps.errors import ConfigError, WorkerLostError
+from nemotron_steps.errors import ConfigError
 
 
 def plan(judges=0, **changes):
@@ -52,20 +49,6 @@ def test_devices_are_shared_or_kept_apart_as_the_config_says():
     assert apart.generator_bundle(0) == 12
     judged = plan(2, gpus=8, nodes=3, separate=4, judge_nodes=1)
     assert (judged.policy, judged.judges, len(judged.bundles)) == (12, {"genrm_model": 4, "judge_model": 4}, 24)
-
-
-def test_judges_fill_the_nodes_that_are_kept_for_them():
-    wide = plan(1, gpus=8, nodes=5, judge_nodes=4, judge={"backend": "vllm", "tensor_parallel_size": 4})
-    assert (wide.judges, wide.judge_devices) == ({"genrm_model": 8}, (4,) * 8)
-    assert wide.bundles[-8:] == [{"GPU": 4.0}] * 8
-    # A node of eight holds two copies of three, and none of the four devices that are left over makes a fifth.
-    none_spans_two = plan(1, gpus=8, nodes=3, judge_nodes=2, judge={"backend": "vllm", "tensor_parallel_size": 3})
-    assert (none_spans_two.judges, none_spans_two.judge_devices) == ({"genrm_model": 4}, (3,) * 4)
-    asked = plan(2, gpus=8, nodes=2, judge_nodes=1, judge={"replicas": 3})
-    assert (asked.judges, asked.judge_devices) == ({"genrm_model": 3, "judge_model": 3}, (1,) * 6)
-    cpu = plan(2, judge={"replicas": 2})
-    assert (sum(cpu.judges.values()), cpu.judge_devices, cpu.bundles) == (4, (), [{}])
-    assert plan(1, gpus=2).judges == {"genrm_model": 1}
 
 
 def test_a_tensor_parallel_generator_has_a_bundle_of_several_devices():
@@ -101,32 +84,11 @@ def test_what_shares_a_gpu_asks_for_no_more_than_all_of_it_and_what_has_it_alone
         assert asked_of_ray(plan(judges, gpus=4, separate=2, tensor=2))[1] == [(2, 2.0, ())]
 
 
-def places_of_judges(found):
-    """(bundle, GPUs, GPUs by name) of each copy."""
-    cluster = SimpleNamespace(options=lambda bundle, gpus=0.0, named=(): (bundle, gpus, tuple(named)))
-    width = found.width
-    own = [[f"{number}.{at}" for at in range(width)] for number in range(found.generators)]
-    return on_ray.judge_options(found, cluster, [SimpleNamespace(gpus=tuple(gpus)) for gpus in own])
-
-
-def test_copies_of_judges_are_dealt_out_to_the_generators_devices_or_have_their_own():
-    beside = places_of_judges(plan(1, gpus=4, separate=2, judge={"replicas": 3}))
-    share = pytest.approx(0.2 / 3)
-    assert beside == [(2, share, ()), (3, share, ()), (2, share, ())]
-    named = places_of_judges(plan(1, gpus=8, separate=4, tensor=2, judge={"replicas": 5}))
-    assert named == [(4 + place % 2, 0.0, (gpu,)) for place, gpu in enumerate(("0.0", "1.0", "0.1", "1.1", "0.0"))]
-    alone = plan(2, gpus=8, nodes=2, judge_nodes=1, judge={"replicas": 3})
-    assert places_of_judges(alone) == [(8 + copy, 1.0, ()) for copy in range(6)] and len(alone.bundles) == 14
-    assert places_of_judges(plan(1, workers=2, separate=2, judge={"replicas": 2})) == [(2, 0.0, ()), (3, 0.0, ())]
-
-
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"gpus": 2, "separate": 2}, "generation_devices"),
         ({"gpus": 2, "workers": 4}, "cluster.policy_workers"),
         ({"gpus": 8, "separate": 6, "tensor": 4}, "generation_devices"),
-        ({"gpus": 4, "nodes": 2, "tensor": 8}, "tensor_parallel_size"),
         ({"judges": 3, "gpus": 2, "nodes": 2, "judge_nodes": 1}, "num_gpu_nodes"),
         ({"judges": 1, "gpus": 8, "judge": {"backend": "vllm", "tensor_parallel_size": 2}}, "tensor_parallel_size"),
     ],
@@ -135,26 +97,6 @@ def test_a_plan_that_does_not_add_up_is_refused(changes, key):
     with pytest.raises(ConfigError) as caught:
         plan(**changes)
     assert key in caught.value.where
-
-
-@pytest.mark.ray
-@pytest.mark.parametrize(
-    ("named", "where", "mend"),
-    [
-        ("10.0.0.1:6379", "cluster.ray_address=10.0.0.1:6379", "cluster.ray_address=null"),
-        (None, "RAY_ADDRESS=10.0.0.2:6379", "unset RAY_ADDRESS"),
-    ],
-)
-def test_a_cluster_that_does_not_answer_is_told_by_what_names_it(monkeypatch, named, where, mend):
-    def nobody(**_):
-        raise ConnectionError("no answer")
-
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
-    monkeypatch.setattr("ray.is_initialized", lambda: False)
-    monkeypatch.setattr("ray.init", nobody)
-    with pytest.raises(WorkerLostError, match="no Ray cluster answers") as caught:
-        RayCluster(ClusterConfig(backend="ray", ray_address=named))
-    assert caught.value.where == where and caught.value.hints[1].startswith(f"{mend} ")
 
 
 def test_secrets_are_not_handed_to_ray_which_logs_what_it_is_given():
@@ -214,24 +156,3 @@ def test_a_copy_of_a_judge_is_chosen_by_the_question_alone() -> None:
 
 CHOSEN = [2, 3, 2, 2, 2, 3, 3, 0]
 """A resumed run asks the copies that the first one asked, also after an update of this package."""
-
-
-@pytest.mark.parametrize(
-    ("cluster", "width", "judge_nodes", "generators", "bundles"),
-    [
-        ({"num_nodes": 1, "gpus_per_node": 4}, 1, 0, 4, [1.0] * 4),
-        ({"num_nodes": 1, "gpus_per_node": 5}, 2, 0, 2, [2.0] * 2),
-        ({"num_nodes": 3, "gpus_per_node": 4}, 2, 1, 4, [2.0] * 4 + [1.0] * 4),
-        ({"num_nodes": 1, "gpus_per_node": 0, "policy_workers": 3}, 1, 0, 3, None),
-        ({"num_nodes": 1, "gpus_per_node": 0}, 1, 0, 1, None),
-    ],
-)
-def test_generators_have_the_gpus_that_are_not_kept_for_judges(
-    cluster: dict[str, Any], width: int, judge_nodes: int, generators: int, bundles: list[float] | None
-) -> None:
-    generation = GenerationConfig.model_validate({"backend": "vllm", "vllm_cfg": {"tensor_parallel_size": width}})
-    config = ClusterConfig.model_validate({"backend": "ray", **cluster})
-    local = {"judge_model": VllmModelConfig(model="m")} if judge_nodes else {}
-    plan = device_plan(config, generation, judge_nodes, local)
-    assert (plan.generators, plan.width, plan.policy, plan.gpus) == (generators, width, 0, bundles is not None)
-    assert plan.bundles == ([{}] * generators if bundles is None else [{"GPU": size} for size in bundles])

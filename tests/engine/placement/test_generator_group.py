@@ -16,7 +16,6 @@ from nemotron_steps.engine.placement.generator_group import (
     AFFINITY_MARGIN,
     BLOCK,
     GenerationWorker,
-    PrefixMemory,
     RayGenerator,
 )
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
@@ -76,13 +75,6 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> tuple[GenerationWorker, Noted]:
     return made, generator
 
 
-def collected(worker: GenerationWorker, count: int) -> list[Any]:
-    found: list[Any] = []
-    while len(found) < count:
-        found += worker.collect(30.0)[1]
-    return found
-
-
 def test_what_ends_the_decoding_is_told_to_whoever_collects_or_commands(worker: tuple[GenerationWorker, Noted]) -> None:
     made, _ = worker
     made.submit(requests("bad"))
@@ -90,14 +82,6 @@ def test_what_ends_the_decoding_is_told_to_whoever_collects_or_commands(worker: 
         made.collect(30.0)
     with pytest.raises(ValueError, match="too long"):
         made.update_weights("policy", 5)
-
-
-def test_a_command_that_fails_is_its_givers_error_and_decoding_goes_on(worker: tuple[GenerationWorker, Noted]) -> None:
-    made, _ = worker
-    with pytest.raises(KeyError):
-        made.update_weights("nobody", 5)
-    made.submit(requests("a"))
-    assert collected(made, 1) == ["a"]
 
 
 ENGINES = 8
@@ -156,16 +140,6 @@ def test_a_group_stays_whole_and_each_of_its_samples_goes_on_where_it_was(genera
         finish(generator, "group", [index], index)
     submit(generator, "other", [1, 2, 3])
     assert {submit(generator, f"turn {i}", [*SYSTEM, i, 99]) for i in range(4)} == {engine}
-
-
-@pytest.mark.parametrize("length", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
-def test_the_longest_conversation_that_is_continued_counts(length):
-    memory = PrefixMemory()
-    shorter = list(range(length))
-    memory.note([*shorter, 5], 1)
-    memory.note([*shorter, 5, 6], 2)
-    assert [memory.find([*shorter, 5, *rest]) for rest in ([], [7], [6], [6, 7])] == [1, 1, 2, 2]
-    assert memory.find([*shorter, 4]) is None
 
 
 def test_a_request_is_cancelled_where_it_is_and_one_that_has_not_left_yet_is_only_dropped(generator, monkeypatch):

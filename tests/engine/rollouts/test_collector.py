@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
-from nemotron_steps.engine.rollouts.collector import StragglerError
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
 from nemotron_steps.environments import registry
 from nemotron_steps.environments.base import Session
@@ -42,34 +39,6 @@ def test_sessions_are_released_when_one_of_their_group_cannot_be_opened(task, tm
     (group,) = asyncio.run(run.collector.collect(prompts, group_ids=["b"], num_generations=4))
     assert [r.failure for r in group.rollouts] == [None, None, None, "seed_failed"] and not ThreeSessions.open
     assert "SandboxError" in group.rollouts[3].metadata["message"]
-
-
-def test_a_group_cut_while_it_is_judged_straggles_and_releases_its_sessions(task, tmp_path, monkeypatch):
-    class NeverJudged(ThreeSessions):
-        async def verify(self, row, response, session):
-            asked.set()
-            await asyncio.Event().wait()
-
-    monkeypatch.setitem(registry.BUILT_IN, "three_sessions", f"{__name__}:ThreeSessions")
-    run = start(config_of(task, 1, environment="three_sessions"), tmp_path)
-    environment = NeverJudged(run.collector.environments.get("three_sessions").config, {})
-    prompt = read_rows(task / "train.jsonl")[0]
-
-    asked = asyncio.Event()
-
-    async def collect():
-        cut = asyncio.Event()
-        judging = asyncio.ensure_future(
-            run.collector.collect_group(prompt, group_id="a", num_generations=3, environment=environment, cut=cut)
-        )
-        await asked.wait()
-        assert len(ThreeSessions.open) == 3
-        cut.set()
-        await judging
-
-    with pytest.raises(StragglerError):
-        asyncio.run(collect())
-    assert not ThreeSessions.open
 
 
 def test_a_prompt_is_shown_as_the_policy_saw_it(task, tmp_path):

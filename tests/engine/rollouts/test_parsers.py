@@ -101,9 +101,7 @@ def test_xml_values_take_their_types_from_the_offered_tool():
 
 MALFORMED = [
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": }}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'),
     ("hermes", "<tool_call>" + "[" * 100_000 + "</tool_call>"),
-    ("nemotron_json", '<TOOLCALL>[{"name": 3}]</TOOLCALL>'),
     ("qwen3_coder", "<tool_call><function=f><parameter=a>1</function></tool_call>"),
     ("llama3_json", '{"name": "f", "parameters": {}} and more'),
 ]
@@ -127,13 +125,9 @@ def test_any_text_is_read_without_an_error(text, parser, opening):
     ("text", "calls", "malformed"),
     [
         (' <|python_tag|> {"name": "f", "parameters": {"a": 1}} ', [("f", {"a": 1})], 0),
-        ('{"name": "f", "arguments": {"a": 1}}', [("f", {"a": 1})], 0),
         ('{"name": "f", "parameters": "{}"};{"name": "g", "parameters": {}}', [("f", {}), ("g", {})], 0),
-        ('{"name": "f", "parameters": {}};', [], 1),
         ('{"name": "f", "parameters": {}}, {"name": "g", "parameters": {}}', [], 1),
         ('{"answer": 3}', [], 0),  # JSON that names no tool is an answer
-        ('<|python_tag|>{"answer": 3}', [], 1),
-        ("<|python_tag|>print(1)", [], 0),
         ('say {"name": "f", "parameters": {}}', [], 0),
     ],
 )
@@ -141,14 +135,3 @@ def test_llama_calls_are_the_whole_answer(text, calls, malformed):
     got, found = read("llama3_json", text)
     assert got == calls and len(found.malformed) == malformed
     assert found.text == ("" if calls else text)
-
-
-def test_a_call_that_is_cut_off_is_text_and_one_after_a_broken_one_is_read():
-    cut = 'a <tool_call>{"name": "f"'
-    assert TOOL_PARSERS["hermes"](cut, ()).malformed == () and TOOL_PARSERS["hermes"](cut, ()).text == cut
-    got, found = read("hermes", 'a <tool_call>{}</tool_call> b <tool_call>{"name": "f", "arguments": {}}</tool_call> c')
-    assert got == [("f", {})] and found.text == "a <tool_call>{}</tool_call> b  c" and found.malformed == ("{}",)
-    got, found = read("nemotron_json", '<TOOLCALL>{"name": "f", "arguments": {}}</TOOLCALL>')
-    assert got == [("f", {})] and found.text == ""
-    for name in ("", 3, None):
-        assert TOOL_PARSERS["hermes"](hermes_text([(name, {})]), ()).calls == ()

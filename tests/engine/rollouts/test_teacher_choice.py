@@ -6,7 +6,7 @@ import pytest
 
 from nemotron_steps.config.schema.opd import OnPolicyDistillationConfig
 from nemotron_steps.engine.rollouts.teacher_choice import TeacherChoice
-from nemotron_steps.errors import ConfigError, DataError
+from nemotron_steps.errors import DataError
 
 TWO = {"teachers": {"math": "m", "chat": "c"}}
 
@@ -34,25 +34,3 @@ def test_a_row_without_a_teacher_is_refused_with_what_gives_it_one():
         choice(**TWO, teacher_model_by_agent_name={"math_agent": "math"}).of(row("other"), "rows.jsonl:7")
     assert caught.value.where == "rows.jsonl:7"
     assert caught.value.hints[0] == "+on_policy_distillation.teacher_model_by_agent_name.other=math"
-
-
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({}, "teachers"),
-        ({**TWO, "teacher_model_by_agent_name": {"agent": "maths"}}, "teacher_model_by_agent_name.agent"),
-        ({**TWO, "default_teacher_alias": "maths"}, "default_teacher_alias"),
-        (
-            {**TWO, "non_colocated_teachers": {"enabled": True, "teacher_overrides": {"maths": {"num_nodes": 2}}}},
-            "non_colocated_teachers.teacher_overrides.maths",
-        ),
-    ],
-)
-def test_a_map_to_a_teacher_that_is_not_there_is_refused(settings, key):
-    with pytest.raises(ConfigError) as caught:
-        choice(**settings)
-    assert caught.value.where == f"on_policy_distillation.{key}"
-    if "overrides" in key:
-        assert caught.value.hints == ("--input teachers.maths=PATH",)
-    elif settings:
-        assert caught.value.hints[0] == f"on_policy_distillation.{key}=math"

@@ -14,12 +14,8 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.schema.eval import EvalConfig
-from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.errors import ConfigError
-from nemotron_steps.runs.context import plain_context
-from nemotron_steps.steps import evaluation
 from tests.engine.grpo import grpo_runs
 from tests.engine.serving.taught_model import MAX_LENGTH, QUESTION, TOOL
 
@@ -169,32 +165,10 @@ def test_an_agents_rollouts_are_the_generators_own_tokens_and_train(taught, chat
         post(f"{event['url']}/responses", {"input": "x"})
 
 
-def test_agents_beside_asynchronous_training(taught, chat, tmp_path):
-    records: list[Any] = []
-    with agent_server(tool_agent) as url:
-        run = start(taught, tmp_path, url, records, grpo__async_grpo__enabled=True)
-        asyncio.run(run.collector.environments.start())
-        train_async(run)
-        run.close()
-    check_tokens(run, chat)
-    metrics = grpo_runs.metrics_of(records)
-    assert len(metrics) == 3 and max(m["async/policy_lag_max"] for m in metrics) <= 1
-
-
 def test_an_agent_without_an_endpoint_is_refused_before_training(taught, tmp_path):
     with agent_server(tool_agent) as url, pytest.raises(ConfigError) as caught:
         start(taught, tmp_path, url, [], expose=False)
     assert caught.value.hints == ("policy.generation.vllm_cfg.expose_http_server=true",)
-
-
-def turn(prompt, generated, **fields):
-    return {
-        "type": "message",
-        "prompt_token_ids": prompt,
-        "generation_token_ids": generated,
-        "generation_log_probs": [-0.5] * len(generated),
-        **fields,
-    }
 
 
 def test_requests_made_while_the_policy_trains_are_answered_by_the_next_weights(taught, tmp_path):
@@ -227,26 +201,3 @@ def test_requests_made_while_the_policy_trains_are_answered_by_the_next_weights(
         asking[0].join(10)
         run.close()
     assert set(answers[0]["choices"][0]["weight_versions"]) == {1}
-
-
-def test_an_agent_is_evaluated(taught, tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    row = {
-        "responses_create_params": {"input": [QUESTION], "tools": [TOOL]},
-        "agent_ref": {"type": "responses_api_agents", "name": "remote_agent"},
-    }
-    rows.write_text(json.dumps(row) + "\n")
-    with agent_server(tool_agent) as url:
-        config = EvalConfig.model_validate(
-            {
-                "model": str(taught),
-                "data": {"data_path": str(rows)},
-                "evaluation": {"samples_per_prompt": 2, "max_total_sequence_length": MAX_LENGTH},
-                "generation": {"max_new_tokens": 100, "temperature": 0, "vllm_cfg": {"expose_http_server": True}},
-                "env": {"nemo_gym": {"environments": {"remote_agent": {"url": url}}}},
-            }
-        )
-        context = plain_context(config, tmp_path / "run", outputs={"report": "eval_report"})
-        evaluation.model_eval(context)
-    report = json.loads((context.outputs["report"].path / "report.json").read_text())
-    assert report["reward"] == 1.0

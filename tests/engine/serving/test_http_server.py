@@ -18,14 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.types import SamplingParams
 from nemotron_steps.environments import http_server
 from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Response, Row, Session
 from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.remote.serving import EnvironmentServer
-from tests.engine.serving.taught_model import GREETING, embedded
 from tests.engine.serving.test_chat_api import call
 
 LINES = st.sampled_from(
@@ -52,39 +49,6 @@ def test_no_bytes_bring_the_server_down(endpoint, pieces):
         while connection.recv(4096):
             pass
     assert call(endpoint, "/health")[0] == 200
-
-
-def test_a_body_may_come_in_pieces_and_ask_before(endpoint):
-    parts = urlsplit(endpoint.url)
-    body = b'{"messages": [{"role": "user", "content": "hello"}], "temperature": 0}'
-    with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nConnection: close\r\n"
-        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body))
-        assert connection.recv(100).startswith(b"HTTP/1.1 100 Continue")
-        for start in range(0, len(body), 9):
-            connection.sendall(body[start : start + 9])
-        received = b""
-        while piece := connection.recv(4096):
-            received += piece
-    assert b" 200 OK" in received and b'"content": "Hi."' in received
-
-
-def test_what_a_loop_leaves_behind_is_dropped_when_it_ends(taught, chat):
-    generator = embedded(taught, chat)
-    sampler = AsyncSampler(generator)
-    params = SamplingParams(max_new_tokens=100, stop_token_ids=(chat.tokenizer.eos_token_id,), temperature=0)
-    prompt = chat.render([GREETING])
-
-    async def leave() -> None:
-        sampler.submit(prompt, params, request_id="left")
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert generator.pending() == 1
-
-    asyncio.run(leave())
-    assert generator.pending() == 0
-    again = asyncio.run(sampler.sample(prompt, params, request_id="left"))
-    assert chat.decode(again.token_ids).endswith("Hi.")
 
 
 SLOW_S = 1.2

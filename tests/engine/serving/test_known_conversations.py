@@ -12,7 +12,6 @@ from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
 from nemotron_steps.engine.rollouts.turns import trajectory_of
 from nemotron_steps.engine.serving.endpoint import Endpoint
-from nemotron_steps.engine.serving.known_conversations import KnownConversations, said_in_chat
 from nemotron_steps.engine.types import FinishReason, SamplingParams
 from nemotron_steps.environments.base import AgentRun, GradeResult
 from tests.engine.rollouts.scripted import TOOL, WORDS, ScriptedGenerator, a_turn
@@ -169,24 +168,3 @@ def test_another_chat_is_rendered_by_the_template():
         assert asked(QUESTION, said) == chat.render([QUESTION, said])  # nothing follows
         status, refused = call(endpoint, "/tokenize", {"messages": [QUESTION, {**said, "content": 5}, thanks]})
         assert (status, refused["error"]["param"]) == (400, "messages.1.content")
-
-
-def test_what_was_not_asked_about_for_longest_is_forgotten_first():
-    known = KnownConversations(max_tokens=25)
-    chats = [[said_in_chat({"role": "user", "content": f"question {i}"})] for i in range(3)]
-    answer = [said_in_chat({"role": "assistant", "content": "yes"})]
-    more = said_in_chat({"role": "user", "content": "more"})
-
-    def tokens(chat):
-        found = known.find([*chat, *answer, more], [])
-        return None if found is None else found[0].token_ids()
-
-    for number, chat in enumerate(chats[:2]):
-        known.remember(chat, answer, [], [number] * 6, [9] * 4)
-    assert tokens(chats[0]) == [0] * 6 + [9] * 4  # asked about: now the second is the older one
-    known.remember(chats[2], answer, [], [2] * 6, [9] * 4)
-    assert tokens(chats[1]) is None and tokens(chats[0]) is not None and tokens(chats[2]) is not None
-    # A turn after another keeps what it adds alone.
-    known.remember([*chats[2], *answer, more], answer, [], [2] * 6 + [9] * 4 + [3], [9, 9])
-    assert tokens([*chats[2], *answer, more]) == [2] * 6 + [9] * 4 + [3, 9, 9]
-    assert known._tokens == 23 and tokens(chats[0]) is not None

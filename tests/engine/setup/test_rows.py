@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.schema.opd import OpdConfig
-from nemotron_steps.config.schema.rl import EnvConfig, RlConfig
+from nemotron_steps.config.schema.rl import EnvConfig
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
 from nemotron_steps.engine.setup import prompt_lengths
-from nemotron_steps.engine.setup import rows as rows_module
 from nemotron_steps.engine.setup.prompt_lengths import longer_than
-from nemotron_steps.engine.setup.rows import RunRows, check_rows, check_run_rows, read_data
+from nemotron_steps.engine.setup.rows import check_rows
 from nemotron_steps.errors import ConfigError, DataError, StepsError
 from tests.models.checkpoints import write_tokenizer
 from tests.models.stock_chats import stock_chat
@@ -24,39 +22,6 @@ def write(file: Path, count: int) -> str:
     rows = [{"responses_create_params": {"input": "x" * (n + 1)}} for n in range(count)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(file)
-
-
-def config_of(folder: Path, validation: int = 0, **grpo: Any) -> RlConfig:
-    data: dict[str, Any] = {"train": {"data_path": write(folder / "train.jsonl", 6)}, "shuffle": False}
-    if validation:
-        data["validation"] = {"data_path": write(folder / "val.jsonl", validation)}
-    off = {"val_period": -1, "val_at_start": False, "val_at_end": False}
-    return RlConfig.model_validate(
-        {"data": data, "grpo": {**off, **grpo}, "env": {"should_use_nemo_gym": False, "environment": "mcqa"}}
-    )
-
-
-@pytest.mark.parametrize(
-    ("grpo", "asked"),
-    [
-        ({"val_period": 1}, "grpo.val_period"),
-        ({"val_at_start": True}, "grpo.val_at_start"),
-        ({"val_at_end": True}, "grpo.val_at_end"),
-        ({"val_period": 0}, None),
-        ({"val_period": -1}, None),
-    ],
-)
-def test_validation_without_prompts_is_refused_with_the_key_that_asks_for_it(
-    grpo: dict[str, Any], asked: str | None, tmp_path: Path
-) -> None:
-    if asked is None:
-        assert len(read_data(config_of(tmp_path, **grpo)).train) == 6
-        return
-    with pytest.raises(ConfigError, match=asked) as caught:
-        read_data(config_of(tmp_path, **grpo))
-    assert any(hint.startswith(f"{asked}=") for hint in caught.value.hints)
-    rows = read_data(config_of(tmp_path, validation=2, **grpo))
-    assert (len(rows.train), len(rows.validation), len(rows.heldout)) == (6, 2, 0)
 
 
 def test_what_rows_need_is_read_from_their_environments() -> None:
@@ -194,20 +159,3 @@ def test_a_judge_that_would_not_see_the_answers_is_told_before_anything_is_loade
     assert caught.value.hints[0].startswith("env.nemo_gym.environments.genrm_compare.layout=plain")
     with pytest.raises(ConfigError, match="does not write principle messages"):
         check(any_role.replace("messages", "messages if m.role != 'principle'"), "roles")
-
-
-def test_every_row_that_is_trained_on_has_a_teacher_and_those_of_validation_are_checked_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    checked: list[Any] = []
-    monkeypatch.setattr(rows_module, "check_rows", lambda env, rows, heldout, **more: checked.append((rows, more)))
-    section = {"teachers": {"a": "x", "b": "y"}, "teacher_field": "teacher"}
-    config = OpdConfig.model_validate(
-        {"on_policy_distillation": section, "env": {"should_use_nemo_gym": False, "environment": "mcqa"}}
-    )
-    rows = [PromptRow(n, {"teacher": name}, f"f:{n + 1}") for n, name in enumerate("abz")]
-    check_run_rows(config, RunRows(rows[:2], rows[2:]))  # nobody learns from those of validation
-    ((found, more),) = checked
-    assert list(found) == rows and more["policy_served"] is False and more["only"] == "mcqa"
-    with pytest.raises(DataError, match="'z' is not there"):
-        check_run_rows(config, RunRows(rows))

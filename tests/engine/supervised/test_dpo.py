@@ -77,9 +77,7 @@ def by_hand(lp: torch.Tensor, batch: Any, c: DpoTrainConfig) -> float:
     "changes",
     [
         {},
-        {"reference_policy_kl_penalty": 2.0},
         {"preference_average_log_probs": True, "reference_policy_kl_penalty": 1.0},
-        {"sft_loss_weight": 0.3},
         {"sft_loss_weight": 0.3, "sft_average_log_probs": True, "preference_loss_weight": 0.5},
     ],
 )

@@ -1,4 +1,4 @@
-"""What both supervised loops ask of a policy, of checkpoints and of validation, step by step: nothing is computed."""
+"""When both supervised loops save and check the time, in which order they serve rows, and how chats lie."""
 
 from __future__ import annotations
 
@@ -103,29 +103,6 @@ def test_a_failed_save_is_asked_for_after_each_step_and_time_after_each_save_but
     assert summary["steps"] == 4  # an epoch, of 99 steps that were asked for
     assert (summary["train_loss_first_2_steps"], summary["train_loss_last_2_steps"]) == (1.5, 3.5)
     assert noted.progressed == [(step, 4) for step in range(1, 5)]
-
-
-@pytest.mark.parametrize("loop", REPORTED)
-def test_without_validation_rows_nothing_is_validated_however_often(
-    loop: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    summary, noted, _ = run(loop, [], val_period=1)
-    assert [call[3] for call in noted.calls if call[0] == "save"] == [[], []]
-    assert not any("validation" in name for each in (summary, noted.start, *noted.metrics_of) for name in each)
-    assert "val_period=1 validates nothing" in caplog.text
-
-
-@pytest.mark.parametrize(("val_batches", "rows"), [(1, 4), (2, 5), (9, 5)])
-def test_chats_are_validated_token_by_token_in_so_many_batches_at_most(val_batches: int, rows: int) -> None:
-    summary, _, _ = run("sft", val_batches=val_batches)
-    said = [
-        token % 7 + 1
-        for pair in UNSEEN[:rows]
-        for token, trained in zip(pair.chosen.token_ids, pair.chosen.token_mask, strict=True)
-        if trained
-    ]
-    loss = pytest.approx(sum(said) / len(said))
-    assert summary["validation_loss"] == {"before": loss, "after": loss}
 
 
 NUMBERS = range(11)

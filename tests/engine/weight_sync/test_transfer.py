@@ -15,7 +15,6 @@ from nemotron_steps.engine.weight_sync.transport_handle import (
     STREAM,
     TransportHandle,
 )
-from nemotron_steps.errors import EngineError
 
 GIVEN = [("a", torch.arange(3.0)), ("b", torch.ones(64)), ("c", torch.arange(65, dtype=torch.bfloat16))]
 
@@ -46,18 +45,6 @@ def log(monkeypatch):
 
     monkeypatch.setattr(module, "settle", settle)
     return log
-
-
-def workers(log, kind, count, answers, **where):
-    return [Noted(f"{kind}{n}", log, answers, **where) for n in range(count)]
-
-
-def test_a_segment_loses_its_name_where_a_receiver_cannot_open_it_too(log):
-    ranks = workers(log, "r", 2, {"open_sender": "offer"})
-    generators = workers(log, "g", 2, {"open_receiver": EngineError("no memory")})
-    with pytest.raises(EngineError, match="no memory"):
-        WeightTransfer(ranks, generators, ("host", 1))
-    assert log[-2:] == [("r0", "hide_segment", log[0][2]), "settled"]
 
 
 def test_streams_are_sent_while_they_are_taken_and_each_process_has_its_place(log):

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.config.schema.rl import VllmModelConfig
-from nemotron_steps.engine.placement.environment_actor import start_judge
 from nemotron_steps.engine.workers import workers as module
 from nemotron_steps.engine.workers.workers import (
     WorkerProcess,
@@ -23,7 +21,7 @@ from nemotron_steps.engine.workers.workers import (
     start_workers,
     stop_workers,
 )
-from nemotron_steps.errors import DataError, EngineError, JudgeUnavailableError, WorkerLostError
+from nemotron_steps.errors import DataError, EngineError, WorkerLostError
 
 CHILD = "from nemotron_steps.engine.workers.lifetime import end_with_parent; end_with_parent(); import os, time\n"
 CHILD += "print(os.getpid(), flush=True); time.sleep(60)"
@@ -104,9 +102,3 @@ def test_a_busy_worker_is_waited_for_and_a_stopped_one_is_not(worker):
 
 async def awaited(worker, method, *arguments):
     return await answer(worker.call(method, *arguments), worker)
-
-
-def test_a_judge_that_is_not_ready_in_time_stops_the_run_before_it_trains(cluster, checkpoint):
-    config = VllmModelConfig(model=str(checkpoint), readiness_timeout_s=0.01)
-    with pytest.raises(JudgeUnavailableError, match="did not become ready"):
-        start_judge("judge_model", config, [{"num_cpus": 0}] * 2, seed=0)
