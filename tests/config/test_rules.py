@@ -1,7 +1,7 @@
 """Settings without a meaning together, or that would be ignored: refused with the config, with what mends it; and the
 neighbours of these, which are let through.
 
-Which key needs which other stands in key_tables/; here is one of each way to say so, and every rule over several keys.
+Which key needs which other stands in key_tables.tsv; here is one of each way to say so, and every rule over several keys.
 """
 
 from __future__ import annotations

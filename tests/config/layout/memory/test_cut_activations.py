@@ -11,7 +11,6 @@ from nemotron_steps.config.layout.memory.activations import (
     kept,
     kept_before_ahead,
     kept_to_recompute,
-    workspace,
 )
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
@@ -55,19 +54,3 @@ def test_without_sequence_parallelism_every_rank_keeps_all_norms_and_residuals()
     tokens = 8  # of which every rank has the numbers
     assert (inputs_ahead(shape, apart).per_token - tokens) * 4 == inputs_ahead(shape, alike).per_token - tokens
     assert kept_before_ahead(shape, apart) == kept_before_ahead(shape, alike)
-
-
-@pytest.mark.parametrize(
-    ("config", "layer", "tensor", "widest"),
-    [
-        (QWEN3_8B, "-", 1, 3 * 12288 * 2),
-        (QWEN3_8B, "*-", 2, 3 * 12288 * 2 / 2),
-        (QWEN3_8B, "*", 1, (32 + 8) * 128 * 2 * (2 + 4)),
-        (QWEN3_30B_A3B, "*E", 1, 8 * (3 * 768 + 2 * 2048) * 2),
-        (SUPER_120B, "E", 2, 22 / 2 * (2 * 2688 + 2 * 1024) * 2),
-    ],
-)
-def test_a_layers_passes_need_the_gradients_of_its_widest_tensors(config, layer, tensor, widest):
-    shape = shape_of(config)
-    found = workspace(shape, layer, settings_of(tensor), 1000)
-    assert found == pytest.approx((widest + 2 * shape.hidden * 2) * 1000)

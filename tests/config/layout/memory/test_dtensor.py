@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from nemotron_steps.config.layout.memory.policy import Taken, forward_bytes, stage_memory
-from nemotron_steps.config.layout.memory.settings import BatchArithmetic, MemorySettings
+from nemotron_steps.config.layout.memory.policy import Taken, stage_memory
+from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from tests.config.layout.memory.shapes import QWEN3_8B
 
@@ -66,19 +64,3 @@ def test_low_rank_adapters_alone_are_trained_and_the_frozen_weights_are_the_refe
     offloaded = rank_of(cpu_offload=True, **LORA)
     assert offloaded.host == {"weights": weights, "optimizer": 2 * trained}
     assert sum(offloaded.rests.values()) == offloaded.trains["gradients"] == 0
-
-
-@pytest.mark.parametrize(("precision", "ranks", "of_layer", "of_ends"), [
-    ("bfloat16", RANKS, 2 * 2 + 4, 2), ("float32", RANKS, 2 * 4 + 4, 4), ("float32", 1, 0, 0),
-])  # fmt: skip
-def test_whole_layers_are_gathered_where_they_are_cut_or_cast(
-    precision: str, ranks: int, of_layer: int, of_ends: int
-) -> None:
-    """This one and the next, one layer's gradients in float32, the embedding and the output layer."""
-    assert SHAPE is not None
-    settings = settings_of({"policy.precision": precision, "cluster.gpus_per_node": ranks})
-    batch = BatchArithmetic.of(settings, logprobs=True)
-    assert batch is not None
-    gathered = stage_memory(SHAPE, settings, 0).scores["activations"] - forward_bytes(SHAPE, settings, 0, batch)
-    layer = HIDDEN * (2 * QUERY + 2 * SHARED + 3 * FFN)
-    assert gathered == pytest.approx(of_layer * layer + of_ends * 2 * VOCABULARY * HIDDEN, rel=1e-3)

@@ -19,7 +19,7 @@ from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerato
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
-from tests.config.layout.memory.shapes import NANO_30B, QWEN3_8B, flat
+from tests.config.layout.memory.shapes import QWEN3_8B, flat
 from tests.models import hybrid_twins
 from tests.models.checkpoints import write_checkpoint
 
@@ -84,23 +84,6 @@ def test_the_embedded_generators_caches_are_predicted(name, records, tmp_path):
     assert memory.generates["weights"] == pytest.approx(sum(weights.values()), rel=0.02)
 
 
-def test_a_small_cache_stays_while_the_policy_trains_and_a_large_one_does_not():
-    shape = ModelShape.read(QWEN3_8B)
-    small = policy_generator(shape, settings_of())
-    assert small.rests["cache"] == small.generates["cache"]
-    assert small.generates["logits"] == ROWS * QWEN3_8B["vocab_size"] * 4 * 4  # as they are, and three float32 of them
-    large_settings = settings_of(generation={"max_sequences": 4096})
-    large = policy_generator(shape, large_settings)
-    assert "cache" not in large.rests and large.generates["cache"] > 10 * GIB
-    # Generation that goes on meanwhile, on devices of its own, or on CPU gives nothing back.
-    for alone in (
-        dataclasses.replace(large_settings, asynchronous=True),
-        settings_of(generation={"max_sequences": 4096, "colocated": {"enabled": False}}),
-        dataclasses.replace(large_settings, sizes=dataclasses.replace(large_settings.sizes, gpus_per_node=0)),
-    ):
-        assert policy_generator(shape, alone).rests["cache"] > 10 * GIB
-
-
 @pytest.mark.parametrize(
     ("vllm", "asynchronous", "asleep"),
     [({}, False, True), ({"tensor_parallel_size": 2}, False, False), ({"async_engine": False}, False, False),
@@ -111,16 +94,6 @@ def test_vllm_sleeps_in_a_process_of_its_own_beside_a_policy(vllm, asynchronous,
     memory = policy_generator(ModelShape.read(QWEN3_8B), dataclasses.replace(settings, asynchronous=asynchronous))
     assert sum(memory.generates.values()) == memory.share == 40 * GIB
     assert memory.rests == ({"asleep": SLEEPING} if asleep else memory.generates)
-
-
-def test_what_vllm_records_is_beside_its_share_and_never_sleeps():
-    """Nano: 6 experts, for each of 52 layers."""
-    replayed = settings_of(router_replay={"enabled": True}, generation={"backend": "vllm"})
-    shape = ModelShape.read(NANO_30B)
-    memory = policy_generator(shape, replayed)
-    assert memory.generates["recorded experts"] == 2**14 * 52 * 6 * 4
-    assert memory.rests == {"asleep": SLEEPING, "recorded experts": 2**14 * 52 * 6 * 4}
-    assert sum(memory.generates.values()) == memory.share + 2**14 * 52 * 6 * 4
 
 
 @pytest.mark.parametrize("length", [1024, 4096, 32_768])
