@@ -84,22 +84,6 @@ def new(hybrid: dict[str, Any] | None = None, **changes: Any) -> ModelSpec | Non
     return ModelSpec.from_scratch(values.get)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "facts"),
-    [
-        ("M*", {"mlp_width": 96, "mamba_heads": 6, "mamba_groups": 3}),
-        ("*-", {"mlp_width": 96}),
-        ("ME", {"experts": 4, "mlp_width": 24, "shared_width": 40, "mamba_heads": 6, "mamba_groups": 3,
-                "mtp_layers": 1}),
-        ("E-*", {"experts": 4, "mlp_width": 24, "shared_width": 8, "mtp_layers": 1}),
-    ],
-)  # fmt: skip
-def test_a_new_hybrid_has_the_facts_of_the_layers_in_its_pattern(pattern: str, facts: dict[str, Any]) -> None:
-    common: dict[str, Any] = {"attention_heads": 8, "key_value_heads": 2, "head_dim": 16, "positions": 512}
-    found = new({**HYBRID, "pattern": pattern}, architecture="nemotron_h")
-    assert found == ModelSpec("nemotron_h", layers=len(pattern), **{**common, "mtp_layers": 0, **facts})
-
-
 @pytest.mark.parametrize("pattern", [None, "M*", "*-", "ME", "E-*"])
 def test_what_will_be_recorded_of_a_new_model_has_its_facts(pattern: str | None) -> None:
     model = new() if pattern is None else new({**HYBRID, "pattern": pattern}, architecture="nemotron_h")
