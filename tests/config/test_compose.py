@@ -33,10 +33,6 @@ options:
 """
 
 
-def _problems(error: ConfigError) -> list[ConfigError]:
-    return list(error.problems) or [error]
-
-
 def test_defaults_list_merges_bases_and_the_last_writer_is_the_origin(configs):
     search = configs({"rl/toy/default.yaml": GRPO, "rl/base/common.yaml": COMMON})
     composed = compose(None, search=search)
@@ -66,12 +62,6 @@ def test_a_group_of_configs_has_one_chosen_by_the_defaults_or_an_override(config
     with pytest.raises(ConfigError, match="sdg") as caught:
         compose(None, ["rl/toy/optimizer@optimizer=sdg"], search=search)
     assert "adam" in str(caught.value) and "sgd" in str(caught.value)
-
-
-def test_defaults_that_go_in_a_circle(configs):
-    search = configs({"rl/toy/default.yaml": "defaults: [other]\n", "rl/toy/other.yaml": "defaults: [default]\n"})
-    with pytest.raises(ConfigError, match="go in a circle"):
-        compose(None, search=search)
 
 
 def test_overrides_follow_hydras_grammar(configs):
@@ -118,29 +108,6 @@ def test_what_an_override_merges_or_replaces_is_its_own_and_the_rest_the_files(c
     assert composed.origin("options").endswith("common.yaml:6") and composed.origin("nothing.here") is None
 
 
-def test_a_list_in_a_file_replaces_its_bases_with_all_that_was_in_it(configs):
-    base = "# @package _global_\nlist: [{a: 1}, {b: 2}, c]\nbeside: [x, y]\n"
-    search = configs(
-        {"rl/toy/default.yaml": "defaults: [../base/common]\nlist:\n  - {d: 3}\n", "rl/base/common.yaml": base}
-    )
-    composed = compose(None, search=search)
-    assert composed.values == {"list": [{"d": 3}], "beside": ["x", "y"]}
-    own = composed.origin("list")
-    assert own.endswith("default.yaml:2") and composed.origin("list.0.d").endswith("default.yaml:3")
-    assert composed.origin("list.0.a").endswith("default.yaml:3") and composed.origin("list.2") == own
-    assert composed.origin("beside.1").endswith("common.yaml:3")
-
-
-def test_a_missing_base_names_what_there_is(configs, tmp_path):
-    mine = tmp_path / "mine.yaml"
-    mine.write_text("defaults: [tinny]\nsteps: 4\n")
-    with pytest.raises(ConfigError) as caught:
-        compose(str(mine), search=configs({"rl/toy/tiny.yaml": "steps: 2\n"}))
-    assert "does not exist: 'rl/toy/tinny'" in caught.value.what
-    assert caught.value.where == str(mine)
-    assert caught.value.hints == ("defaults: [tiny]",)
-
-
 @pytest.mark.parametrize(
     ("override", "hint"),
     [
@@ -158,16 +125,6 @@ def test_an_override_that_is_none_is_offered_in_quotes_or_as_a_list(configs, ove
         compose(None, [override], search=configs({}), schema=Toy)
     error = caught.value
     assert error.where == f"override '{override}'" and error.hints[0] == hint
-
-
-def test_wrong_values_are_told_with_unknown_keys_but_not_what_the_unknown_key_may_mend(configs):
-    search = configs({"rl/toy/default.yaml": "steps: 3\n"})
-    with pytest.raises(ConfigError) as caught:
-        compose(None, ["stpes=4", "optimizer.name=lion"], search=search, schema=Toy)
-    assert [problem.where for problem in caught.value.problems] == [
-        "override 'stpes=4'",
-        "override 'optimizer.name=lion'",
-    ]
 
 
 def test_every_wrong_override_is_reported_at_once_with_the_nearest_key(configs):
@@ -206,17 +163,6 @@ def test_environment_interpolation_with_default(configs, monkeypatch):
     assert found.variables == {"a": ("RL_REWARD_MODEL",)}
     monkeypatch.setenv("RL_REWARD_MODEL", "/models/judge")
     assert compose(None, search=search).get("judge.model") == "/models/judge"
-
-
-def test_every_broken_interpolation_is_named(configs, monkeypatch):
-    monkeypatch.delenv("NOT_SET_ANYWHERE", raising=False)
-    search = configs({"rl/toy/default.yaml": "a: ${oc.env:NOT_SET_ANYWHERE}\nb:\n  - ${nowhere.at.all}\nc: fine\n"})
-    with pytest.raises(ConfigError) as caught:
-        compose(None, search=search)
-    first, second = caught.value.problems
-    assert first.hints[0] == "export NOT_SET_ANYWHERE=VALUE"
-    assert first.where.endswith("default.yaml:1")
-    assert second.where.endswith("default.yaml:3")
 
 
 def test_a_mandatory_value_that_nobody_set(configs):
@@ -270,7 +216,7 @@ _TREES = st.dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(base=_TREES, top=_TREES)
 def test_agrees_with_hydra_compose(tmp_path_factory, base, top):
     import hydra

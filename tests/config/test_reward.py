@@ -19,23 +19,6 @@ def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def functions(config: RlConfig) -> list[dict[str, Any]]:
-    assert config.env.only_environment == "reward_function"
-    assert config.reward is None
-    return config.env.nemo_gym.environments["reward_function"]["functions"]  # type: ignore[no-any-return]
-
-
-def test_one_key_routes_every_row_to_the_function(rewards: Path) -> None:
-    (function,) = functions(RlConfig.model_validate({"reward": "rewards.py:score"}))
-    assert function["function"] == f"{rewards}:score"
-
-
-def test_several_functions_have_weights(rewards: Path) -> None:
-    given = ["rewards.py:score", {"function": "json:dumps", "weight": 0.5}]
-    first, second = functions(RlConfig.model_validate({"reward": given}))
-    assert (first["weight"], second["function"], second["weight"]) == (1.0, "json:dumps", 0.5)
-
-
 @pytest.mark.parametrize("text", [b"def score(:", b"\0", b"\xff"])
 def test_a_file_that_is_no_python_is_refused(rewards: Path, text: bytes) -> None:
     rewards.write_bytes(text)
@@ -50,14 +33,10 @@ def test_a_file_that_is_no_python_is_refused(rewards: Path, text: bytes) -> None
         ("reward.py:score", "reward=rewards.py:score"),
         ("rewards.py:scor", "reward=rewards.py:score"),
         ("rewards.py:Judge", None),
-        ("rewards.py:IMPORTED", None),
         ("rewards.score", "reward=rewards.py:score"),
-        ("rewards.nothing", "reward=FILE.py:FUNCTION"),
         ("nothing.py:other", "reward=FILE.py:FUNCTION"),
         (["json:dumps", {"function": "rewards.py:scor", "weight": 2}],
          "'reward=[json:dumps,{function:rewards.py:score,weight:2}]'"),
-        ([{"function": "rewards.py:scor"}, "json:dumps"], "'reward=[rewards.py:score,json:dumps]'"),
-        (["rewards.py:scor"], "reward=rewards.py:score"),
     ],
     ids=str,
 )  # fmt: skip
