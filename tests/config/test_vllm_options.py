@@ -49,10 +49,3 @@ def test_an_option_with_a_key_of_its_own_is_refused_with_that_key(
     key = f"~{generation}.vllm_kwargs.{option}"
     moved = "" if said is None else f" {said.format(generation=generation, section=section, seed=seed)}"
     assert hints(step, cfg={"tensor_parallel_size": 4}, **{option: value}) == [f"{key}{moved}"]
-
-
-def test_the_recording_of_experts_has_a_key_where_experts_are_replayed() -> None:
-    key = "enable_return_routed_experts"
-    (replayed,), (sampled,) = hints("rl", **{key: True}), hints("eval", **{key: True})
-    assert replayed == f"~policy.generation.vllm_kwargs.{key} policy.router_replay.enabled=true"
-    assert sampled == f"~generation.vllm_kwargs.{key}"

@@ -17,17 +17,6 @@ from packaging.requirements import Requirement
 
 from tests.packaging.conftest import ROOT
 
-ENGINE = {
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "megatron-core",
-    "reasoning-gym",
-    "math-verify",
-    "numpy",
-}
-
 
 def closure(requirements: list[str]) -> Iterator[Distribution]:
     """The installed distributions that requirements need, and what those need, without extras."""
@@ -75,24 +64,13 @@ def run(core: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess
     return run
 
 
-def test_the_engine_is_an_extra():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = {re.match(r"[\w.-]+", text)[0] for text in project["dependencies"]}
-    extra = {re.match(r"[\w.-]+", text)[0] for text in project["optional-dependencies"]["engine"]}
-    assert extra >= ENGINE
-    assert not ENGINE & names
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
         ("list", "--json"),
-        ("show", "rl/nemo_rl/rlhf", "--json"),
-        ("plan", "rl/nemo_rl/rlhf", "-c", "tiny", "--json"),
         ("plan", "super3_rl", "-c", "tiny", "--json"),
         ("env", "show", "math_with_judge", "--json"),
-        ("env", "show", "reasoning_gym", "--json"),
         ("artifacts", "list", "--json"),
     ],
 )

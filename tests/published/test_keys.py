@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from nemotron_steps.config.published.table import TABLE
 from nemotron_steps.config.published.translate import find, translate
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.validation import has_key
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.session.session import Session
-from tests.published.page import page, schema_of, status
+from tests.published.page import page, status
 from tests.published.tables import TABLES, nested, published
 
 PAGE = Path(__file__).parents[2] / "docs" / "published_keys.md"
@@ -38,21 +36,6 @@ def test_the_page_lists_every_key():
     if os.environ.get("UPDATE_PAGE"):
         PAGE.write_text(page())
     assert PAGE.read_text() == page(), "UPDATE_PAGE=1 writes it anew"
-
-
-def test_every_renamed_key_leads_to_one_that_exists():
-    renamed = {key: re.match(r"`([^`]+)`", status(key)[1])[1] for key in KEYS if status(key)[0] == "renamed"}
-    assert renamed and [key for key, ours in renamed.items() if not has_key(schema_of(key), ours)] == []
-
-
-def test_every_row_is_of_a_published_key_that_the_schema_lacks():
-    used = {find(key)[0].pattern for key in KEYS if status(key)[0] != "same"}
-    values = {row.pattern for row in TABLE if row.values}
-    extra = [row.pattern for row in TABLE if row.pattern not in used | values]
-    # A judge's settings are listed for each judge, whichever of them a config has; effort_levels also where NeMo-RL's
-    # later recipes have them.
-    apart = (".responses_api_models.vllm_model.", "env.nemo_gym.effort_levels.", "grpo.low_effort.")
-    assert [pattern for pattern in extra if not any(each in pattern for each in apart)] == []
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS if status(key)[0] == "refused" and key != "defaults"])
@@ -125,8 +108,3 @@ def test_what_is_always_so_can_be_said_and_nothing_else(bench, tmp_path):
     assert (pipeline.expected, pipeline.found) == ("float32", "bfloat16") and "theirs.yaml:4" in pipeline.where
     fp8 = found["policy.megatron_cfg.fp8_cfg.enabled"]
     assert fp8.where == "override 'policy.megatron_cfg.fp8_cfg.enabled=true'" and fp8.expected == "False"
-
-
-def test_a_key_that_nobody_knows_is_still_unknown(bench, tmp_path):
-    with pytest.raises(ConfigError, match=r"unknown key 'policy\.megatron_cfg\.moe_router_dtyp'"):
-        composed(bench, tmp_path, "defaults: [one_node]\npolicy: {megatron_cfg: {moe_router_dtyp: fp32}}\n")
