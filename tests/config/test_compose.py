@@ -92,31 +92,12 @@ def test_overrides_follow_hydras_grammar(configs):
     assert composed.origin("options.words") == "override 'options.words=[d]'"
 
 
-def test_what_an_override_merges_or_replaces_is_its_own_and_the_rest_the_files(configs):
-    search = configs({"rl/toy/default.yaml": GRPO, "rl/base/common.yaml": COMMON})
-    merged, replaced = "optimizer={lr: 1}", "options.words=[d, [e]]"
-    composed = compose(None, [merged, replaced], search=search)
-    assert composed.get("optimizer") == {"lr": 1, "name": "sgd"}
-    assert composed.origin("optimizer.lr") == f"override '{merged}'"
-    assert composed.origin("optimizer.name").endswith("common.yaml:5")
-    assert composed.origin("options.words.0") == composed.origin("options.words.1.0") == f"override '{replaced}'"
-    assert composed.origin("options.words.2") == f"override '{replaced}'"
-    gone = compose(None, ["optimizer=null"], search=search)
-    assert gone.origin("optimizer.lr") == "override 'optimizer=null'" and gone.origin("steps").endswith(
-        "default.yaml:4"
-    )
-    assert composed.origin("options").endswith("common.yaml:6") and composed.origin("nothing.here") is None
-
-
 @pytest.mark.parametrize(
     ("override", "hint"),
     [
         ("judge.model=a=b:{", "\"judge.model='a=b:{'\"   # quotes special characters"),
         ("steps", "'steps'   # quotes special characters"),
-        ("options.words=[{a: [1,2},x y:z]", "'options.words=[\"{a: [1,2}\",x y:z]'   # quotes special characters"),
         ("steps=1,000", "steps=1000"),
-        ("steps=12,000,000", "steps=12000000"),
-        ("steps=1,00", "'steps=[1,00]'   # a list"),
         ("options.words=a,b", "'options.words=[a,b]'   # a list"),
     ],
 )
@@ -132,25 +113,21 @@ def test_every_wrong_override_is_reported_at_once_with_the_nearest_key(configs):
     with pytest.raises(ConfigError) as caught:
         compose(
             None,
-            ["stpes=3", "optimizer.lrr=1", "lr=1", "steps=1,2", "steps=[1", "~options", "+steps=1"],
+            ["stpes=3", "lr=1", "steps=1,2", "~options", "+steps=1"],
             search=search,
             schema=Toy,
         )
     problems = {problem.where: problem for problem in caught.value.problems}
     assert set(problems) == {
         "override 'stpes=3'",
-        "override 'optimizer.lrr=1'",
         "override 'lr=1'",
         "override 'steps=1,2'",
-        "override 'steps=[1'",
         "override '~options'",
         "override '+steps=1'",
     }
     assert problems["override 'stpes=3'"].hints[0] == "steps=3"
-    assert problems["override 'optimizer.lrr=1'"].hints[0] == "optimizer.lr=1"
     assert problems["override 'lr=1'"].hints[0] == "optimizer.lr=1"
     assert "sweep" in problems["override 'steps=1,2'"].what
-    assert caught.value.exit_code == 2
 
 
 def test_environment_interpolation_with_default(configs, monkeypatch):
@@ -171,20 +148,14 @@ def test_a_mandatory_value_that_nobody_set(configs):
         compose(None, search=search)
     assert caught.value.hints == ("steps=VALUE",)
     assert compose(None, ["steps=4"], search=search).values == {"steps": 4}
-    search = configs({"rl/toy/default.yaml": "list:\n  - 1\n  - a: ???\nsection:\n  b: ???\n"})
-    with pytest.raises(ConfigError) as caught:
-        compose(None, search=search)
-    assert [problem.hints for problem in caught.value.problems] == [("list.1.a=VALUE",), ("section.b=VALUE",)]
 
 
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [
         ("steps: 2\nsteps: 3\n", 2, "written twice"),
-        ("steps: 2\n  lr: 3\n", 2, "not valid YAML"),
         ("- a\n- b\n", 1, "keys and values"),
         ("steps: 1\ndefaults: {a: b}\n", 2, "defaults must be a list"),
-        ("a: b\nc: ${unclosed\n", 1, ""),
     ],
 )
 def test_a_malformed_file_is_named_with_its_line(configs, text, line, said):

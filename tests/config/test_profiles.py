@@ -12,24 +12,6 @@ from nemotron_steps.config.profiles import Profile, load_environment
 from nemotron_steps.errors import ConfigError, UnknownNameError
 from nemotron_steps.runs.executors.base import profile_model
 
-ENV = """\
-[wandb]
-project = "alignment"
-
-[base]
-executor = "slurm"
-account = "research"
-partition = "batch"
-env_vars = { HF_TOKEN = "hf_abcdefgh", OMP_NUM_THREADS = "4" }
-
-[big]
-extends = "base"
-nodes = 16
-time = "04:00:00"
-container_image = "nemo.sqsh"
-mounts = ["/data:/data"]
-"""
-
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
@@ -55,18 +37,8 @@ def test_the_nearest_profile_counts_variables_add_up_and_none_with_setup_works_i
     assert [each.runs_here for each in (top, plain, far)] == [False, True, False] and far.variables_here == {}
 
 
-def test_the_nearest_file_above_the_working_directory_is_read(write, tmp_path, monkeypatch):
-    write(ENV)
-    inner = tmp_path / "a" / "b"
-    inner.mkdir(parents=True)
-    monkeypatch.chdir(inner)
-    assert load_environment().names == ("base", "big")
-    (tmp_path / "a" / "env.toml").write_text("[near]\n")
-    assert load_environment().names == ("near",)
-
-
 def test_a_strangers_file_in_a_folder_for_everybody_is_not_found_by_walking_up(write, tmp_path, monkeypatch):
-    write(ENV)
+    write("[base]\n[big]\n")
     inner = tmp_path / "a"
     inner.mkdir()
     monkeypatch.chdir(inner)
@@ -80,7 +52,7 @@ def test_a_strangers_file_in_a_folder_for_everybody_is_not_found_by_walking_up(w
 
 
 def test_a_variable_names_the_file_in_place_of_the_nearest(write, tmp_path, monkeypatch):
-    write(ENV)
+    write("[base]\n[big]\n")
     write("[mine]\n", user=True)
     other = tmp_path / "other.toml"
     other.write_text("[there]\n")
@@ -102,19 +74,6 @@ def test_values_read_the_environment_and_say_which_variable_is_missing(write, mo
     with pytest.raises(ConfigError, match="SITE_SECRET is not set") as caught:
         load_environment().profile("a", profile_model)
     assert caught.value.where.endswith("env.toml:2") and caught.value.hints == ("export SITE_SECRET=...",)
-
-
-def test_a_default_may_be_quoted_and_have_defaults_of_its_own(write, monkeypatch):
-    write("""[a]
-env_vars = {HF_TOKEN = "${oc.env:SITE_SECRET,''}", OUT = "${oc.env:OUT,${oc.env:ROOT,/lustre/${oc.env:ME}}/out}/x"}
-""")
-    monkeypatch.setenv("ME", "me${oc.env:NOT_READ}")
-    assert load_environment().profile("a", profile_model).env_vars == {
-        "HF_TOKEN": "",
-        "OUT": "/lustre/me${oc.env:NOT_READ}/out/x",
-    }
-    monkeypatch.setenv("ROOT", "/r")
-    assert load_environment().profile("a", profile_model).env_vars["OUT"] == "/r/out/x"
 
 
 @pytest.mark.parametrize("name", ["", "A=B", "A;true", "1A"])
@@ -142,26 +101,6 @@ def test_public_profiles_names_of_keys_and_tables_are_read(write):
     with pytest.raises(UnknownNameError) as caught:
         environment.profile("cache", profile_model)
     assert "other tools" in caught.value.found
-
-
-def test_every_mistake_of_a_profile_with_its_line(write):
-    write(ENV + 'nodez = 3\nexclusive = "yes"\ntime_limit = "1"\n[loop]\nextends = "loop"\n[lost]\nextends = "bsae"\n')
-    environment = load_environment()
-    with pytest.raises(ConfigError) as caught:
-        environment.profile("big", profile_model)
-    problems = {p.what: p for p in caught.value.problems}
-    assert set(problems) == {
-        "unknown key 'nodez' in [big], whose executor is slurm",
-        "'exclusive' in [big] is wrong",
-        "unknown key 'time_limit' in [big], whose executor is slurm",
-    }
-    assert problems["unknown key 'nodez' in [big], whose executor is slurm"].expected == "nodes"
-    assert problems["unknown key 'nodez' in [big], whose executor is slurm"].where.endswith("env.toml:16")
-    with pytest.raises(ConfigError, match="circle: loop → loop"):
-        environment.profile("loop", profile_model)
-    with pytest.raises(UnknownNameError) as lost:
-        environment.profile("lost", profile_model)
-    assert lost.value.where.endswith("env.toml:22")
 
 
 def profile(name: str, model: type[Profile] = Profile) -> Profile:

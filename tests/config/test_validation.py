@@ -8,7 +8,7 @@ import pytest
 from pydantic import Field
 
 from nemotron_steps.config.compose import ComposedConfig, compose
-from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section, raise_if_broken
+from nemotron_steps.config.schema.base import OPERATIONAL, Section
 from nemotron_steps.config.validation import (
     complete,
     default_of,
@@ -133,23 +133,3 @@ def test_what_a_run_fills_in_may_be_missing_and_nothing_else() -> None:
         completed({"inner": {}}, "path")
     with pytest.raises(ConfigError, match="'count' has a wrong value"):
         completed({"count": "x"}, "path")
-
-
-class Ruled(Section):
-    low: int = 0
-    high: int = 1
-
-    def model_post_init(self, context: Any) -> None:
-        raise_if_broken([Rule("low", "low is above high", "low=0 high=1")] if self.low > self.high else [])
-
-
-class Ruling(Section):
-    path: str
-    ruled: dict[str, Ruled] = Field(default_factory=dict)
-    one: Ruled = Ruled()
-
-
-def test_a_rule_of_a_section_is_told_under_the_sections_own_keys() -> None:
-    error = refusal({"ruled": {"a": {"low": 2}}}, Ruling)
-    assert (error.what, error.where) == ("low is above high", "ruled.a.low")
-    assert error.hints == ("ruled.a.low=0 ruled.a.high=1",)

@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.layout.memory.activations import (
-    inputs_ahead,
     kept,
-    kept_before_ahead,
-    kept_to_recompute,
 )
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
@@ -42,15 +39,3 @@ def test_tensor_and_sequence_parallel_ranks_keep_their_part_of_everything(config
     shape = shape_of(config)
     whole, part = (kept(shape, layer, settings_of(tensor)).per_token for tensor in (1, 4))
     assert part == pytest.approx(whole / 4)
-
-
-def test_without_sequence_parallelism_every_rank_keeps_all_norms_and_residuals():
-    shape = shape_of(QWEN3_8B)
-    apart, alike = settings_of(4), settings_of(4, sequence_parallel=False)
-    norm = 2 * 2 * shape.hidden + 4
-    assert kept(shape, "*-", alike).per_token - kept(shape, "*-", apart).per_token == pytest.approx(2 * norm * 3 / 4)
-    layers = shape.layers[:2]
-    assert kept_to_recompute(shape, apart, layers).per_token * 4 == kept_to_recompute(shape, alike, layers).per_token
-    tokens = 8  # of which every rank has the numbers
-    assert (inputs_ahead(shape, apart).per_token - tokens) * 4 == inputs_ahead(shape, alike).per_token - tokens
-    assert kept_before_ahead(shape, apart) == kept_before_ahead(shape, alike)

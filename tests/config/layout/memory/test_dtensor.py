@@ -41,16 +41,6 @@ def test_weights_gradients_and_both_moments_are_float32_and_cut_over_the_ranks()
     assert rank.host == {"reference weights": own} and rank.scores["reference weights"] == 0  # in their place
 
 
-def test_what_is_offloaded_is_in_host_memory_where_there_is_a_device_to_leave():
-    assert SHAPE is not None
-    own = SHAPE.parameters // RANKS * 4
-    rank = rank_of(cpu_offload=True)
-    assert (sum(rank.rests.values()), rank.trains["gradients"]) == (0, 0)
-    assert (rank.host["weights"], rank.host["optimizer"]) == (own, 2 * own)
-    on_cpu = {"cluster.gpus_per_node": 0, "cluster.policy_workers": RANKS}
-    assert stage_memory(SHAPE, settings_of(on_cpu, cpu_offload=True), 0).rests["optimizer"] == 2 * own
-
-
 def test_low_rank_adapters_alone_are_trained_and_the_frozen_weights_are_the_reference():
     assert SHAPE is not None
     projections = [(HIDDEN, QUERY), *[(HIDDEN, SHARED)] * 2, (QUERY, HIDDEN), *[(HIDDEN, FFN)] * 2, (FFN, HIDDEN)]
