@@ -234,3 +234,15 @@ def test_a_job_is_submitted_that_sees_what_the_variables_name(tmp_path: Path) ->
     for name in ("configs", "model", "a b", "cache"):
         assert f"{tmp_path}/{name}" in script.read_text(), name
     assert (tmp_path / "cache").is_dir()
+
+
+def test_variables_that_do_nothing_are_told(tmp_path: Path) -> None:
+    swe = launch(tmp_path, "-d", CONFIG_PATH="stage2_swe1.yaml", CONTAINER="", SIF_DIR="/sif")
+    assert swe.returncode == 0, swe.stderr
+    for said in ("SANDBOX_CONTAINER does nothing for swe1", "SIF_DIR does nothing for swe1"):
+        assert said in swe.stderr
+    assert "EXTRA_MOUNTS does nothing without CONTAINER" in swe.stderr and "mounts" not in profile_of(tmp_path)
+    assert "container_image: ''" in swe.stdout and "nemotron_3_super_swe" not in swe.stdout
+    registry = launch(tmp_path, "-d", SANDBOX_CONTAINER="nvcr.io/sandbox:1")
+    assert registry.stdout.count("sandbox_image: docker://nvcr.io/sandbox:1") == 3
+    assert "does nothing" not in registry.stderr

@@ -29,6 +29,8 @@ CASES = {
     "tensor": ("qwen3", TENSOR, "bfloat16", 2),
     "tensor, tied, biases": ("qwen2_tied", TENSOR, "float32", 2),
     "pipeline, tied": ("llama_tied", {**PIPELINE, **DISTRIBUTED}, "bfloat16", 4),
+    "context": ("qwen3", {"context_parallel_size": 2, **DISTRIBUTED}, "bfloat16", 4),
+    "experts": ("qwen3_moe", {**EXPERT}, "bfloat16", 2),
     "experts, tensor, frozen router": (
         "qwen3_moe",
         {**EXPERT, **TENSOR, "sequence_parallel": True, "freeze_moe_router": True, **DISTRIBUTED},

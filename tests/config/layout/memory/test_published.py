@@ -22,8 +22,6 @@ FIT = {
 }
 WIDER = {
     ("rlvr", "rlvr1"): SUPER,
-    ("rlvr", "rlvr2"): SUPER,
-    ("rlvr", "rlvr3"): SUPER,
     ("rlhf", "super3"): SUPER,
     ("swe", "swe1"): SUPER,
     ("swe", "swe2"): SUPER,
