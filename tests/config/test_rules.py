@@ -218,11 +218,20 @@ def test_what_has_a_meaning_is_accepted(schema: Any, values: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("01:30", 5400), ("00:00:07", 7), ("2:00:00:01", 172801)],
+    ("values", "batch"),
+    [
+        ({}, 256),
+        ({"grpo.num_prompts_per_step": 4}, 32),
+        ({"policy.train_global_batch_size": None, "grpo.num_prompts_per_step": 2}, 16),
+        ({"policy.train_global_batch_size": 64}, 64),
+    ],
 )
-def test_durations(text: str, seconds: float) -> None:
-    assert parse_duration(text) == seconds
+def test_rollouts_of_a_step_make_one_update_unless_a_batch_is_given(values: dict[str, Any], batch: int) -> None:
+    assert of(values).policy.train_global_batch_size == batch
+
+
+def test_a_duration_has_two_to_four_parts() -> None:
+    assert [parse_duration(text) for text in ("01:30", "00:00:07", "2:00:00:01")] == [5400, 7, 172801]
 
 
 @pytest.mark.parametrize("text", ["90", "01:60", "00:24:00:00", "1:2:3:4:5", "-1:00"])

@@ -61,17 +61,6 @@ def test_a_name_that_may_be_a_column_is_judged_by_its_value():
     )
 
 
-def test_pairs_of_name_and_value_and_of_flag_and_value():
-    values = {
-        "env": [{"name": "HF_TOKEN", "value": "x"}, {"name": "HOME", "value": "x"}],
-        "command": ["serve", "--api-key", "x", "--host", "x", "--token", "--quiet"],
-    }
-    assert redact(values, {}) == {
-        "env": [{"name": "HF_TOKEN", "value": MASK}, {"name": "HOME", "value": "x"}],
-        "command": ["serve", "--api-key", MASK, "--host", "x", "--token", MASK],
-    }
-
-
 def test_what_a_config_read_from_the_environment_is_shown_as_that_unless_it_is_harmless(monkeypatch, tmp_path):
     monkeypatch.setattr(secrets, "_interpolated", set())
     environment = {

@@ -11,7 +11,6 @@ from nemotron_steps.errors import (
     DataError,
     PlanError,
     StepsError,
-    renamed_key,
     show_line,
     without_line,
 )
@@ -71,18 +70,3 @@ def test_a_row_is_shown_and_taken_out_by_its_line(where: str, shown: str | None,
     assert show_line(where) == ((shown,) if shown else ())
     if not where.startswith("http"):
         assert [hint[: len(dropped or "")] for hint in without_line(where)] == ([dropped] if dropped else [])
-
-
-@pytest.mark.parametrize(
-    ("where", "wrong", "right", "hint"),
-    [
-        ("my.toml:3", "nmae", "name", "sed -i '3s/\\bnmae\\b/name/' my.toml   # corrects the key"),
-        ("a b.toml:3", "a-b", "a_b", "sed -i '3s/\\ba-b\\b/a_b/' 'a b.toml'   # corrects the key"),
-        ("my.toml:3", "na.me", "name", None),
-        (None, "nmae", "name", None),
-    ],
-)
-def test_a_key_is_corrected_where_no_sign_of_it_means_more(
-    where: str | None, wrong: str, right: str, hint: str | None
-) -> None:
-    assert renamed_key(where, wrong, right) == ((hint,) if hint else ())
