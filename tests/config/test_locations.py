@@ -1,4 +1,4 @@
-"""Files of the cache folder, and variables that are set for a while."""
+"""Files of the cache folder that are broken, and variables of a launcher that are taken away for a while."""
 
 from __future__ import annotations
 

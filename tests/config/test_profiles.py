@@ -1,4 +1,4 @@
-"""env.toml: where it is found, what profiles inherit and fill in, whose key is at fault, and what is shown."""
+"""env.toml: where it is found, what profiles inherit and fill in, and what is shown."""
 
 from __future__ import annotations
 

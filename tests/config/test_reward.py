@@ -1,4 +1,4 @@
-"""`reward=FILE.py:NAME`: one key makes functions of the user's own grade every row."""
+"""`reward=FILE.py:NAME`: what is not there is told with what is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.parametrize("text", [b"def score(:", b"\0", b"\xff"])
+@pytest.mark.parametrize("text", [b"def score(:", b"\0"])
 def test_a_file_that_is_no_python_is_refused(rewards: Path, text: bytes) -> None:
     rewards.write_bytes(text)
     with pytest.raises(ValidationError, match=r"rewards\.py, which is not valid Python"):
@@ -41,9 +41,7 @@ def test_a_file_that_is_no_python_is_refused(rewards: Path, text: bytes) -> None
     ids=str,
 )  # fmt: skip
 def test_a_slip_is_mended_by_a_function_that_is_there(rewards: Path, given: Any, hint: str | None) -> None:
-    rewards.write_text(
-        "import math as IMPORTED\n\n\nclass Judge:\n    pass\n\n\ndef _hidden():\n    pass\n\n\n" + rewards.read_text()
-    )
+    rewards.write_text("class Judge:\n    pass\n\n\ndef _hidden():\n    pass\n\n\n" + rewards.read_text())
     values = {"reward": given}
     try:
         RlConfig.model_validate(values)

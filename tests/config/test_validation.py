@@ -9,11 +9,7 @@ from pydantic import Field
 
 from nemotron_steps.config.compose import ComposedConfig, compose
 from nemotron_steps.config.schema.base import OPERATIONAL, Section
-from nemotron_steps.config.validation import (
-    complete,
-    default_of,
-    validate,
-)
+from nemotron_steps.config.validation import complete, default_of, validate
 from nemotron_steps.errors import ConfigError
 
 from .toy_schema import Toy

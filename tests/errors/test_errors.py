@@ -1,4 +1,4 @@
-"""An error as text, as JSON and across processes, and the commands that its hints are made of."""
+"""An error across processes, its codes, and the commands that its hints are made of."""
 
 from __future__ import annotations
 
@@ -7,13 +7,7 @@ import pickle
 import pytest
 
 import nemotron_steps.errors as module
-from nemotron_steps.errors import (
-    DataError,
-    PlanError,
-    StepsError,
-    show_line,
-    without_line,
-)
+from nemotron_steps.errors import DataError, PlanError, StepsError, show_line, without_line
 
 HINTS = ("one", "two", "three", "four")
 

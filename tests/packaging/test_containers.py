@@ -1,4 +1,4 @@
-"""The container files: what they copy is there, what they install is what the project says; and the launch script."""
+"""The container files: what they copy and call is there; and the launch script."""
 
 from __future__ import annotations
 

@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nemotron_steps.config.layout.constraints import (
-    raise_if_violated,
-    violations,
-)
+from nemotron_steps.config.layout.constraints import raise_if_violated, violations
 from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.config.layout.parallel_config import KEYS, JudgeLayout, ParallelConfig, TeacherLayout, judge_copies
 from nemotron_steps.errors import ConfigError

@@ -64,13 +64,10 @@ def test_every_fact_is_of_its_own_attribute() -> None:
     ("changes", "fact", "value"),
     [
         ({"num_experts": 0}, "mlp_width", 96),
-        ({"model_type": "gpt2"}, "is_hybrid", False),
         ({"num_key_value_heads": ...}, "key_value_heads", 8),
-        ({"num_hidden_layers": "3"}, "layers", None),
         ({"chat_template": ...}, "has_chat_template", False),
         ({"chat_template": ..., "tokenizer": ...}, "has_chat_template", None),
         ({"tokenizer": ...}, "has_end_token", None),
-        ({"quantised": "fp8"}, "quantised", "fp8"),
         ({"model_type": "nemotron_h", "mtp_layers": ...}, "mtp_layers", None),
     ],
 )

@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.layout.memory.devices import (
-    StepMemory,
-    step_memory,
-)
+from nemotron_steps.config.layout.memory.devices import StepMemory, step_memory
 from nemotron_steps.config.layout.memory.generation import GIB
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape

@@ -7,12 +7,7 @@ import json
 
 import pytest
 
-from nemotron_steps.config.layout.memory.generation import (
-    GIB,
-    SLEEPING,
-    policy_generator,
-    rows_that_fit,
-)
+from nemotron_steps.config.layout.memory.generation import GIB, SLEEPING, policy_generator, rows_that_fit
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator

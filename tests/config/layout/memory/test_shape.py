@@ -29,13 +29,6 @@ def test_published_models_have_their_published_sizes(config, billions):
     assert shape.parameters == known
 
 
-def test_both_generations_of_config_files_give_one_shape():
-    names = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
-    newer = {key: value for key, value in NANO_30B.items() if key != "hybrid_override_pattern"}
-    newer["layers_block_type"] = [names[letter] for letter in NANO_30B["hybrid_override_pattern"]]
-    assert ModelShape.read(newer) == ModelShape.read(NANO_30B)
-
-
 def test_ranks_hold_the_model_once():
     """Over the ranks of a layout that cuts everything, each parameter that is cut is on one of them."""
     shape = ModelShape.read(QWEN3_30B_A3B)
