@@ -7,17 +7,23 @@ import pytest
 from nemotron_steps.config.layout.memory.settings import BatchArithmetic, MemorySettings
 from tests.config.layout.memory.shapes import flat
 
-GROUP, PROMPT, ANSWER = 4, 40, 22
+ROWS, GROUP, PROMPT, ANSWER = 8, 4, 40, 22
 
 
 def settings_of(**policy) -> MemorySettings:
     values = {
         "grpo": {"num_prompts_per_step": 2, "num_generations_per_prompt": GROUP},
         "policy": {
-            "train_global_batch_size": 2 * GROUP,
+            "train_global_batch_size": ROWS,
             "max_total_sequence_length": PROMPT + ANSWER,
-            "generation": {"backend": "embedded", "max_new_tokens": ANSWER},
+            "precision": "float32",
             **policy,
+            "generation": {
+                "backend": "embedded",
+                "max_new_tokens": ANSWER,
+                "max_sequences": ROWS,
+                **policy.get("generation", {}),
+            },
         },
         "cluster": {"gpus_per_node": 1},
     }

@@ -8,37 +8,15 @@ import json
 import pytest
 
 from nemotron_steps.config.layout.memory.generation import GIB, SLEEPING, policy_generator, rows_that_fit
-from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
-from tests.config.layout.memory.shapes import QWEN3_8B, flat
+from tests.config.layout.memory.shapes import QWEN3_8B
+from tests.config.layout.memory.test_batch import ANSWER, GROUP, PROMPT, ROWS, settings_of
 from tests.models import hybrid_twins
 from tests.models.checkpoints import write_checkpoint
-
-ROWS, GROUP, PROMPT, ANSWER = 8, 4, 40, 22
-
-
-def settings_of(**policy) -> MemorySettings:
-    values = {
-        "grpo": {"num_prompts_per_step": 2, "num_generations_per_prompt": GROUP},
-        "policy": {
-            "train_global_batch_size": ROWS,
-            "max_total_sequence_length": PROMPT + ANSWER,
-            "precision": "float32",
-            **policy,
-            "generation": {
-                "backend": "embedded",
-                "max_new_tokens": ANSWER,
-                "max_sequences": ROWS,
-                **policy.get("generation", {}),
-            },
-        },
-        "cluster": {"gpus_per_node": 1},
-    }
-    return MemorySettings.read(flat(values).get)
 
 
 @pytest.mark.parametrize(
