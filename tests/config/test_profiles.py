@@ -1,9 +1,8 @@
-"""env.toml: where it is found, what profiles inherit and fill in, whose key is at fault, and what is shown."""
+"""env.toml: where it is found, what profiles inherit and fill in, and what is shown."""
 
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +11,6 @@ import pytest
 from nemotron_steps.config.profiles import Profile, load_environment
 from nemotron_steps.errors import ConfigError, UnknownNameError
 from nemotron_steps.runs.executors.base import profile_model
-
-ENV = """\
-[wandb]
-project = "alignment"
-
-[base]
-executor = "slurm"
-account = "research"
-partition = "batch"
-env_vars = { HF_TOKEN = "hf_abcdefgh", OMP_NUM_THREADS = "4" }
-
-[big]
-extends = "base"
-nodes = 16
-time = "04:00:00"
-container_image = "nemo.sqsh"
-mounts = ["/data:/data"]
-"""
 
 
 @pytest.fixture
@@ -56,27 +37,8 @@ def test_the_nearest_profile_counts_variables_add_up_and_none_with_setup_works_i
     assert [each.runs_here for each in (top, plain, far)] == [False, True, False] and far.variables_here == {}
 
 
-def test_the_working_directory_hides_the_users_file(write):
-    write('[base]\nexecutor = "local"\n[mine]\n[wandb]\nproject = "other"\n[mlflow]\n', user=True)
-    write(ENV)
-    environment = load_environment()
-    assert environment.mirror_tables["wandb"]["project"] == "alignment" and "mlflow" in environment.mirror_tables
-    assert environment.profile("base", profile_model).executor == "slurm"
-    assert environment.profile("mine", profile_model).executor == "local"
-
-
-def test_the_nearest_file_above_the_working_directory_is_read(write, tmp_path, monkeypatch):
-    write(ENV)
-    inner = tmp_path / "a" / "b"
-    inner.mkdir(parents=True)
-    monkeypatch.chdir(inner)
-    assert load_environment().names == ("base", "big")
-    (tmp_path / "a" / "env.toml").write_text("[near]\n")
-    assert load_environment().names == ("near",)
-
-
 def test_a_strangers_file_in_a_folder_for_everybody_is_not_found_by_walking_up(write, tmp_path, monkeypatch):
-    write(ENV)
+    write("[base]\n[big]\n")
     inner = tmp_path / "a"
     inner.mkdir()
     monkeypatch.chdir(inner)
@@ -90,7 +52,7 @@ def test_a_strangers_file_in_a_folder_for_everybody_is_not_found_by_walking_up(w
 
 
 def test_a_variable_names_the_file_in_place_of_the_nearest(write, tmp_path, monkeypatch):
-    write(ENV)
+    write("[base]\n[big]\n")
     write("[mine]\n", user=True)
     other = tmp_path / "other.toml"
     other.write_text("[there]\n")
@@ -114,32 +76,12 @@ def test_values_read_the_environment_and_say_which_variable_is_missing(write, mo
     assert caught.value.where.endswith("env.toml:2") and caught.value.hints == ("export SITE_SECRET=...",)
 
 
-def test_a_default_may_be_quoted_and_have_defaults_of_its_own(write, monkeypatch):
-    write("""[a]
-env_vars = {HF_TOKEN = "${oc.env:SITE_SECRET,''}", OUT = "${oc.env:OUT,${oc.env:ROOT,/lustre/${oc.env:ME}}/out}/x"}
-""")
-    monkeypatch.setenv("ME", "me${oc.env:NOT_READ}")
-    assert load_environment().profile("a", profile_model).env_vars == {
-        "HF_TOKEN": "",
-        "OUT": "/lustre/me${oc.env:NOT_READ}/out/x",
-    }
-    monkeypatch.setenv("ROOT", "/r")
-    assert load_environment().profile("a", profile_model).env_vars["OUT"] == "/r/out/x"
-
-
-@pytest.mark.parametrize("name", ["", "A=B", "A B", "A;true", "1A", "A\\n"])
+@pytest.mark.parametrize("name", ["", "A=B", "A;true", "1A"])
 def test_a_variable_has_a_name_that_every_shell_exports(write, name):
     write(f'[a]\nenv_vars = {{"{name}" = "x"}}\n')
     with pytest.raises(ConfigError, match="env_vars") as caught:
         load_environment().profile("a", profile_model)
     assert caught.value.where.endswith("env.toml:2")
-
-
-@pytest.mark.parametrize("key", ['env_vars = {A = "x\\u0000"}', 'setup_lines = ["x\\u0000"]'])
-def test_what_no_process_can_be_given_is_refused(write, key):
-    write(f"[a]\n{key}\n")
-    with pytest.raises(ConfigError, match="is wrong"):
-        load_environment().profile("a", profile_model)
 
 
 def test_public_profiles_names_of_keys_and_tables_are_read(write):
@@ -161,46 +103,8 @@ def test_public_profiles_names_of_keys_and_tables_are_read(write):
     assert "other tools" in caught.value.found
 
 
-def test_every_mistake_of_a_profile_with_its_line(write):
-    write(ENV + 'nodez = 3\nexclusive = "yes"\ntime_limit = "1"\n[loop]\nextends = "loop"\n[lost]\nextends = "bsae"\n')
-    environment = load_environment()
-    with pytest.raises(ConfigError) as caught:
-        environment.profile("big", profile_model)
-    problems = {p.what: p for p in caught.value.problems}
-    assert set(problems) == {
-        "unknown key 'nodez' in [big], whose executor is slurm",
-        "'exclusive' in [big] is wrong",
-        "unknown key 'time_limit' in [big], whose executor is slurm",
-    }
-    assert problems["unknown key 'nodez' in [big], whose executor is slurm"].expected == "nodes"
-    assert problems["unknown key 'nodez' in [big], whose executor is slurm"].where.endswith("env.toml:16")
-    with pytest.raises(ConfigError, match="circle: loop → loop"):
-        environment.profile("loop", profile_model)
-    with pytest.raises(UnknownNameError) as lost:
-        environment.profile("lost", profile_model)
-    assert lost.value.where.endswith("env.toml:22")
-
-
-@pytest.mark.parametrize(("text", "line"), [("[a\n", 1), ("x = 1\n", 1), ("[a]\nb = = 1\n", 2)])
-def test_a_malformed_file_is_named_with_its_line(write, text, line):
-    write(text)
-    with pytest.raises(ConfigError) as caught:
-        load_environment()
-    assert caught.value.where.endswith(f"env.toml:{line}")
-
-
 def profile(name: str, model: type[Profile] = Profile) -> Profile:
     return load_environment().profile(name, lambda executor: model)
-
-
-def test_what_a_profile_extends_is_a_name(write):
-    write("[a]\nextends = 3\n")
-    with pytest.raises(ConfigError, match=r"'extends' in \[a\] is wrong"):
-        profile("a")
-    write('[a]\nextends = "b"\n[b]\nextends = "c"\n[c]\nextends = "b"\n')
-    with pytest.raises(ConfigError, match="circle: a → b → c → b") as caught:
-        profile("a")
-    assert caught.value.where.endswith("env.toml:4")
 
 
 def test_a_profile_is_shown_with_what_it_sets_and_without_secrets(write):
@@ -221,11 +125,8 @@ def test_a_profile_is_shown_with_what_it_sets_and_without_secrets(write):
     ("name", "hint", "found"),
     [
         ("YOUR-CLUSTER", "printf '\\n[YOUR-CLUSTER]\\nexecutor = \"slurm\"\\n' >> ", "YOUR-CLUSTER"),
-        ("my_local", "printf '\\n[my_local]\\nexecutor = \"local\"\\n' >> ", "my_local"),
         ("lepton_gpu", 'printf \'\\n[lepton_gpu]\\nexecutor = "lepton"\\nresource_shape = ', "lepton_gpu"),
         ("wandb", None, "[wandb], a mirror, not a profile"),
-        ("bsae", "-r base", "bsae"),
-        ("a b", None, "a b"),
         ("cli", None, "[cli], which other tools read"),
     ],
 )
@@ -240,37 +141,6 @@ def test_a_profile_that_is_not_there_is_offered_or_made(write, name, hint, found
         assert os.system(caught.value.hints[0]) == 0
         made = load_environment().profile(name, profile_model)
         assert f'executor = "{made.executor}"' in caught.value.hints[0]
-
-
-def test_a_key_of_another_tools_profile_says_why_it_does_nothing(write):
-    write('[a]\npackager = "git"\nnodess = 2\nzzzzzz = 1\n')
-    with pytest.raises(ConfigError) as caught:
-        profile("a")
-    packager, nodes, other = caught.value.problems
-    assert packager.what.endswith(": a job runs the `steps` installed where it runs; nothing is packed")
-    assert packager.hints[0].startswith("sed -i '2s/^/# /' ") and packager.expected.startswith(
-        "executor, extends, nodes"
-    )
-    assert nodes.expected == "nodes" and nodes.hints[0].startswith("sed -i '3s/\\bnodess\\b/nodes/' ")
-    assert other.expected == packager.expected and other.hints == ()
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('[wandb]\nproject = "x"\nmode = "sometimes"\n', r"'mode' in \[wandb\] is wrong"),
-        ("[wandb]\n", r"\[wandb\] needs 'project'"),
-        ("[tensorboard]\nfolder = 3\n", r"'folder' in \[tensorboard\] is wrong"),
-    ],
-)
-def test_tables_of_mirrors_are_checked_when_they_are_read(write, text, said):
-    write(text)
-    environment = load_environment()
-    assert environment.names == ()
-    with pytest.raises(ConfigError) as caught:
-        _ = environment.mirrors
-    assert caught.value.where.endswith(f"env.toml:{text.count(chr(10)) if 'project' not in said else 1}")
-    assert re.search(said, caught.value.what)
 
 
 @pytest.mark.parametrize(("line", "right"), [("mem = 0  # all: 0", 'mem = "0"  # all: 0'), ('nodes="16"', "nodes= 16")])

@@ -11,17 +11,12 @@ from nemotron_steps.config.compose import Reference, compose, read_reference
     ("written", "ref", "field"),
     [
         ("rows", "rows:latest", "path"),
-        ("rows:v2", "rows:v2", "path"),
         ("a/b.c-d,val", "a/b.c-d:latest", "val"),
-        ("data", "super3/data:v7", "path"),
         ("data,train", "super3/data:v7", "train"),
         ("plain", "mine:latest", "path"),
         ("number", "number:latest", "path"),  # which is no name
-        ("abcdef01", "abcdef01", "path"),
         ("0123456789abcdef" * 4, "0123456789abcdef" * 4, "path"),
         ("abcdef0", "abcdef0:latest", "path"),  # too short for a digest
-        ("0123456789abcdef" * 4 + "0", "0123456789abcdef" * 4 + "0:latest", "path"),
-        ("abcdef0g", "abcdef0g:latest", "path"),
     ],
 )
 def test_a_reference_names_a_version_or_a_digest_or_means_the_latest(configs, written, ref, field):

@@ -1,4 +1,4 @@
-"""`reward=FILE.py:NAME`: one key makes functions of the user's own grade every row."""
+"""`reward=FILE.py:NAME`: what is not there is told with what is."""
 
 from __future__ import annotations
 
@@ -19,24 +19,7 @@ def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def functions(config: RlConfig) -> list[dict[str, Any]]:
-    assert config.env.only_environment == "reward_function"
-    assert config.reward is None
-    return config.env.nemo_gym.environments["reward_function"]["functions"]  # type: ignore[no-any-return]
-
-
-def test_one_key_routes_every_row_to_the_function(rewards: Path) -> None:
-    (function,) = functions(RlConfig.model_validate({"reward": "rewards.py:score"}))
-    assert function["function"] == f"{rewards}:score"
-
-
-def test_several_functions_have_weights(rewards: Path) -> None:
-    given = ["rewards.py:score", {"function": "json:dumps", "weight": 0.5}]
-    first, second = functions(RlConfig.model_validate({"reward": given}))
-    assert (first["weight"], second["function"], second["weight"]) == (1.0, "json:dumps", 0.5)
-
-
-@pytest.mark.parametrize("text", [b"def score(:", b"\0", b"\xff"])
+@pytest.mark.parametrize("text", [b"def score(:", b"\0"])
 def test_a_file_that_is_no_python_is_refused(rewards: Path, text: bytes) -> None:
     rewards.write_bytes(text)
     with pytest.raises(ValidationError, match=r"rewards\.py, which is not valid Python"):
@@ -50,21 +33,15 @@ def test_a_file_that_is_no_python_is_refused(rewards: Path, text: bytes) -> None
         ("reward.py:score", "reward=rewards.py:score"),
         ("rewards.py:scor", "reward=rewards.py:score"),
         ("rewards.py:Judge", None),
-        ("rewards.py:IMPORTED", None),
         ("rewards.score", "reward=rewards.py:score"),
-        ("rewards.nothing", "reward=FILE.py:FUNCTION"),
         ("nothing.py:other", "reward=FILE.py:FUNCTION"),
         (["json:dumps", {"function": "rewards.py:scor", "weight": 2}],
          "'reward=[json:dumps,{function:rewards.py:score,weight:2}]'"),
-        ([{"function": "rewards.py:scor"}, "json:dumps"], "'reward=[rewards.py:score,json:dumps]'"),
-        (["rewards.py:scor"], "reward=rewards.py:score"),
     ],
     ids=str,
 )  # fmt: skip
 def test_a_slip_is_mended_by_a_function_that_is_there(rewards: Path, given: Any, hint: str | None) -> None:
-    rewards.write_text(
-        "import math as IMPORTED\n\n\nclass Judge:\n    pass\n\n\ndef _hidden():\n    pass\n\n\n" + rewards.read_text()
-    )
+    rewards.write_text("class Judge:\n    pass\n\n\ndef _hidden():\n    pass\n\n\n" + rewards.read_text())
     values = {"reward": given}
     try:
         RlConfig.model_validate(values)

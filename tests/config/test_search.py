@@ -32,17 +32,6 @@ def test_configs_beside_the_manifest_go_before_those_of_packs_and_bases_of_rival
     assert SearchPath("rl/toy", (own, rival)).names() == ("more", "theirs", "tiny")
 
 
-def test_without_a_config_the_default_is_composed_and_a_step_may_lack_it(tmp_path):
-    root = write(tmp_path, "rl/toy/tiny.yaml")
-    search = SearchPath("rl/toy", (root,))
-    assert search.locate(None) == (None, search.mounts())
-    with pytest.raises(ConfigError, match="no config 'default'"):
-        search.locate("default")
-    write(root, "rl/toy/default.yaml")
-    assert search.locate(None)[0] == search.locate("default")[0] == "rl/toy/default"
-    assert SearchPath("rl/other", (root,)).locate("default")[0] is None
-
-
 def test_a_users_file_comes_first_and_the_files_beside_it_last(tmp_path, monkeypatch):
     root = write(tmp_path / "pack", "rl/toy/tiny.yaml")
     mine = write(tmp_path / "work", "mine.v2.yaml") / "mine.v2.yaml"
@@ -52,21 +41,6 @@ def test_a_users_file_comes_first_and_the_files_beside_it_last(tmp_path, monkeyp
         name, (first, *between, last) = search.locate(written)
         assert name == "rl/toy/mine.v2.file" and first == Mount(name, mine.parent, mine)
         assert (tuple(between), last) == (search.mounts(), Mount("rl/toy", mine.parent))
-
-
-@pytest.mark.parametrize(("asked", "meant"), [("./mien.yaml", "mine.yaml"), ("./mine.yml", "mine.yaml")])
-def test_a_path_that_is_misspelt_is_told_with_the_file_that_was_meant(tmp_path, monkeypatch, asked, meant):
-    monkeypatch.chdir(write(tmp_path, "mine.yaml"))
-    search = SearchPath("rl/toy", (write(tmp_path / "pack", *(f"rl/toy/{name}.yaml" for name in "abcd")),))
-    with pytest.raises(ConfigError, match="does not exist") as caught:
-        search.locate(asked)
-    assert caught.value.hints == (f"did you mean '{tmp_path / meant}'?",)
-    with pytest.raises(ConfigError) as caught:
-        search.locate("./quite-another-name.yaml")
-    assert caught.value.hints == ("steps show rl/toy   # its configs",)
-    with pytest.raises(ConfigError) as caught:
-        SearchPath("rl/none", ()).locate("./quite-another-name.yaml")
-    assert "no named configs" in caught.value.expected
 
 
 def test_a_config_is_read_with_every_base_that_its_defaults_name(tmp_path):

@@ -11,7 +11,6 @@ from nemotron_steps.config.hydra_loader import parse_overrides
 from nemotron_steps.config.secrets import (
     MASK,
     is_secret_key,
-    masking,
     note_variables,
     redact,
     redact_text,
@@ -60,17 +59,6 @@ def test_a_name_that_may_be_a_column_is_judged_by_its_value():
     assert redact_text("openai_key: Zx81kQ0pLmN2vB7c, answer_key: final_answer", {}) == (
         "openai_key: ***, answer_key: final_answer"
     )
-
-
-def test_pairs_of_name_and_value_and_of_flag_and_value():
-    values = {
-        "env": [{"name": "HF_TOKEN", "value": "x"}, {"name": "HOME", "value": "x"}],
-        "command": ["serve", "--api-key", "x", "--host", "x", "--token", "--quiet"],
-    }
-    assert redact(values, {}) == {
-        "env": [{"name": "HF_TOKEN", "value": MASK}, {"name": "HOME", "value": "x"}],
-        "command": ["serve", "--api-key", MASK, "--host", "x", "--token", MASK],
-    }
 
 
 def test_what_a_config_read_from_the_environment_is_shown_as_that_unless_it_is_harmless(monkeypatch, tmp_path):
@@ -138,34 +126,23 @@ def test_a_secret_that_begins_as_another_does_is_masked_to_its_end():
         ("judge.api_key=abc def", "judge.api_key=***"),
         ("override 'judge.api_key=[hunter2]'", "override 'judge.api_key=***'"),
         ("steps run x a=1 hf_token=secret b=2", "steps run x a=1 hf_token=*** b=2"),
-        ("steps run x 'hf_token=secret' --resume latest", "steps run x 'hf_token=***' --resume latest"),
         ("with password='two words', next", "with password=***, next"),
-        ("max_new_tokens=5 stop=token", "max_new_tokens=5 stop=token"),
-        ("a == b", "a == b"),
         ("Authorization: Bearer x", "Authorization: Bearer ***"),
-        ("-H 'authorization: Basic dXNlcg=='", "-H 'authorization: Basic ***'"),
         ('{"hf_token": "x", "tokens": 3}', '{"hf_token": "***", "tokens": 3}'),
         ('"{\\"hf_token\\": \\"x y\\", \\"n\\": 1}"', '"{\\"hf_token\\": \\"***\\", \\"n\\": 1}"'),
-        ("{'password': 'it is', 'n': 1}", "{'password': '***', 'n': 1}"),
         ("hf_token: x\nn: 1", "hf_token: ***\nn: 1"),
         ("serve --api-key x --port 8", "serve --api-key *** --port 8"),
         ("export PGPASSWORD=a; OPENAI_KEY=b run", "export PGPASSWORD=***; OPENAI_KEY=*** run"),
-        ("sent Bearer abcdef0123456789", "sent Bearer ***"),
         ("GET https://h/v1?api-version=2&key=abc#token=d", "GET https://h/v1?api-version=2&key=***#token=***"),
         ("https://user:pa/ss@host/x", "https://***@host/x"),
-        ("http://user:hunter2@h:8000/v1?api_key=abc", "http://***@h:8000/v1?api_key=***"),
         ("http://user:hunter2@h:8000/v1?n=1&api_key=abc&m=2", "http://***@h:8000/v1?n=1&api_key=***&m=2"),
         ("s3 https://b/k?X-Amz-Signature=ab&X-Amz-Date=2", "s3 https://b/k?X-Amz-Signature=***&X-Amz-Date=2"),
-        ("key sk-proj-a1b2c3d4e5f6g7h8i9 here", "key *** here"),
-        ("hf_abcdefghijklmnopqrstuvwxyz012345", "***"),
         ("-----BEGIN PRIVATE KEY-----\nab\n-----END PRIVATE KEY-----", "***"),
-        ('with password="a b c', "with password=***"),
         ('with password="a b\nnext "line" here', 'with password=***\nnext "line" here'),
         ("with password=[a, b] secret={x: y} n=1", "with password=*** secret=*** n=1"),
         ("SENT BEARER abcdef0123456789", "SENT BEARER ***"),
         ("the token: a word; 5 tokens: 7", "the token: a word; 5 tokens: 7"),
         ("for token in tokens: token = tokens[i]", "for token in tokens: token = tokens[i]"),
-        ("reward per token: 0.5, pad_token: <|pad|>", "reward per token: 0.5, pad_token: <|pad|>"),
         ("cache_key=0123456789abcdef0123456789abcdef", "cache_key=0123456789abcdef0123456789abcdef"),
     ],
 )
@@ -175,9 +152,8 @@ def test_assignments_inside_a_sentence(text, shown):
 
 @pytest.mark.parametrize(
     "piece",
-    ["key", "a=", "token=", '"token": "', "token: \\", "a://", "a://b?c=d&", "-----BEGIN PRIVATE KEY-----", "eyJ-",
-     "sk-", "Bearer ", "\\", "--a ", "--api-key ", "x: ", "password", "[", "secret=[", "secret={"],
-)  # fmt: skip
+    ["a=", '"token": "', "token: \\", "a://b?c=d&", "-----BEGIN PRIVATE KEY-----", "eyJ-", "--api-key ", "secret=["],
+)
 def test_masking_takes_time_in_proportion_to_the_text(piece):
     def seconds(length):
         text = piece * (length // len(piece))
@@ -194,16 +170,10 @@ def test_masking_takes_time_in_proportion_to_the_text(piece):
     ("override", "shown"),
     [
         ("judge.api_key=a b", "judge.api_key=***"),
-        ("judge.api_kye=a", "judge.api_kye=***"),
-        ("judge.pasword=a", "judge.pasword=***"),
         ("judge.api_kye=a=b", "judge.api_kye=***"),
         ("a.b=c=d", "a.b=c=d"),
-        ("+judge.api_key=a", "+judge.api_key=***"),
         ("grpo.max_steps=5", "grpo.max_steps=5"),
-        ("model.tokenizer=gpt2", "model.tokenizer=gpt2"),
         ("a.b=Zx81kQ0pLmN2vB7c", "a.b=***"),
-        ("~a.b", "~a.b"),
-        ("http://user:hunter2@h/v1?api_key=abc", "http://***@h/v1?api_key=***"),
     ],
 )
 def test_a_refused_override_is_shown_without_what_may_be_a_secret(override, shown):
@@ -212,17 +182,11 @@ def test_a_refused_override_is_shown_without_what_may_be_a_secret(override, show
 
 @pytest.mark.parametrize(
     "overrides",
-    [["judge.api_key canary"], ["judge.api_key: canary"], ["judge.api_key", "canary"], ["judge.api_key", "=canary"]],
+    [["judge.api_key canary"], ["judge.api_key", "=canary"]],
 )
 def test_an_override_without_a_sign_is_refused_without_the_value_of_a_secret(overrides: list[str]) -> None:
     parsed, problems = parse_overrides(overrides)
     assert not parsed and problems and not [each for each in problems if "canary" in str(each)]
-
-
-def test_masked_words_are_masked_alone_and_no_longer_than_asked() -> None:
-    with masking(["ab", ""]):
-        assert redact_text("ab, cab and ab") == "***, cab and ***"
-    assert redact_text("ab") == "ab"
 
 
 BEGINNINGS = {

@@ -5,19 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from nemotron_steps.config.compose import ComposedConfig, compose
-from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section, raise_if_broken
-from nemotron_steps.config.validation import (
-    complete,
-    default_of,
-    has_key,
-    known_keys,
-    load_schema,
-    operational_keys,
-    validate,
-)
+from nemotron_steps.config.schema.base import OPERATIONAL, Section
+from nemotron_steps.config.validation import complete, default_of, validate
 from nemotron_steps.errors import ConfigError
 
 from .toy_schema import Toy
@@ -67,25 +59,6 @@ def test_every_mistake_is_reported_at_once_with_key_line_and_nearest_name(config
 
 
 @pytest.mark.parametrize(
-    ("key", "exists"),
-    [
-        ("optimizer", True),
-        ("optimizer.lr", True),
-        ("optimizer.lr.x", False),
-        ("judge.tries", True),
-        ("judges.any.tries", True),
-        ("judges.any.trials", False),
-        ("options.a.b.c", True),
-        ("stages.0.lr", True),
-        ("stages.0.x", False),
-        ("nothing", False),
-    ],
-)
-def test_has_key(key, exists):
-    assert has_key(Toy, key) is exists
-
-
-@pytest.mark.parametrize(
     ("key", "default"),
     [
         ("steps", 10),
@@ -97,24 +70,6 @@ def test_has_key(key, exists):
 )
 def test_a_key_that_nobody_sets_has_the_models_default(key, default):
     assert default_of(Toy, key) == default
-
-
-class NotFrozen(BaseModel):
-    steps: int = 1
-
-
-@pytest.mark.parametrize(
-    ("reference", "said"),
-    [
-        (f"{__name__}:NotFrozen", "would let unknown keys"),
-        (f"{__name__}:MISTAKES", "not a pydantic model"),
-        (f"{__name__}:Gone", "cannot be imported"),
-        ("no_such_module:Gone", "cannot be imported"),
-    ],
-)
-def test_a_schema_that_is_not_strict_is_refused(reference, said):
-    with pytest.raises(ConfigError, match=said):
-        load_schema(reference)
 
 
 class Inner(Section):
@@ -145,20 +100,12 @@ def refusal(values: dict[str, Any], schema: type[Section] = Outer) -> ConfigErro
     ("values", "key", "right"),
     [
         ({"on": "ture"}, "on", "true"),
-        ({"on": "flase"}, "on", "false"),
         ({"on": "maybe"}, "on", None),
-        ({"on": 2}, "on", None),
         ({"count": "1,000"}, "count", "1000"),
         ({"count": "1_0 0"}, "count", "100"),
-        ({"count": "ten"}, "count", None),
-        ({"count": 2.5}, "count", None),
         ({"count": float("inf")}, "count", None),
-        ({"count": "2.0x"}, "count", None),
-        ({"count": [1]}, "count", None),
         ({"inner": {"needed": 1, "rate": "1 e-3"}}, "inner.rate", "0.001"),
-        ({"inner": {"needed": 1, "rate": "x"}}, "inner.rate", None),
         ({"inner": {"needed": 1, "mode": "solw"}}, "inner.mode", "slow"),
-        ({"inner": {"needed": 1, "mode": 3}}, "inner.mode", None),
         ({"many": [{"needed": 1}, {"needed": "1 0"}]}, "many.1.needed", "10"),
     ],
 )
@@ -182,36 +129,3 @@ def test_what_a_run_fills_in_may_be_missing_and_nothing_else() -> None:
         completed({"inner": {}}, "path")
     with pytest.raises(ConfigError, match="'count' has a wrong value"):
         completed({"count": "x"}, "path")
-
-
-def test_keys_and_those_that_change_no_result_are_told_section_by_section() -> None:
-    assert operational_keys(Outer) == ("quick", "group")
-    assert [key for key in known_keys(Outer) if key.startswith("open")] == [
-        "open", "open.*", "open.*.rate", "open.*.mode", "open.*.needed"
-    ]  # fmt: skip
-
-    class Whole(Section):
-        outer: Outer
-        named: dict[str, Outer] = Field(default_factory=dict)
-
-    assert operational_keys(Whole) == ("outer.quick", "outer.group", "named.*.quick", "named.*.group")
-
-
-class Ruled(Section):
-    low: int = 0
-    high: int = 1
-
-    def model_post_init(self, context: Any) -> None:
-        raise_if_broken([Rule("low", "low is above high", "low=0 high=1")] if self.low > self.high else [])
-
-
-class Ruling(Section):
-    path: str
-    ruled: dict[str, Ruled] = Field(default_factory=dict)
-    one: Ruled = Ruled()
-
-
-def test_a_rule_of_a_section_is_told_under_the_sections_own_keys() -> None:
-    error = refusal({"ruled": {"a": {"low": 2}}}, Ruling)
-    assert (error.what, error.where) == ("low is above high", "ruled.a.low")
-    assert error.hints == ("ruled.a.low=0 ruled.a.high=1",)

@@ -36,12 +36,9 @@ def hints(step: str, backend: str = "vllm", cfg: dict[str, Any] | None = None, *
     [
         ("max_model_len", 64, "{section}.max_total_sequence_length=64"),
         ("dtype", "bfloat16", "{section}.precision=bfloat16"),
-        ("dtype", "half", None),
         ("seed", 3, "{seed}.seed=3"),
-        ("tensor_parallel_size", 2, "{generation}.vllm_cfg.tensor_parallel_size=2"),
         ("enforce_eager", True, "{generation}.vllm_cfg.enforce_eager=true"),
         ("enable_expert_parallel", True, "{generation}.vllm_cfg.expert_parallel_size=4"),
-        ("enable_expert_parallel", False, "{generation}.vllm_cfg.expert_parallel_size=1"),
         ("logprobs_mode", "raw_logprobs", None),
     ],
 )
@@ -52,16 +49,3 @@ def test_an_option_with_a_key_of_its_own_is_refused_with_that_key(
     key = f"~{generation}.vllm_kwargs.{option}"
     moved = "" if said is None else f" {said.format(generation=generation, section=section, seed=seed)}"
     assert hints(step, cfg={"tensor_parallel_size": 4}, **{option: value}) == [f"{key}{moved}"]
-
-
-@pytest.mark.parametrize("step", SCHEMAS)
-def test_any_other_option_passes_and_what_vllm_does_not_read_is_left_alone(step: str) -> None:
-    assert hints(step, mamba_ssm_cache_dtype="float32", compilation_config={"use_inductor": False}) == []
-    assert hints(step, "embedded", max_model_len=64) == []
-
-
-def test_the_recording_of_experts_has_a_key_where_experts_are_replayed() -> None:
-    key = "enable_return_routed_experts"
-    (replayed,), (sampled,) = hints("rl", **{key: True}), hints("eval", **{key: True})
-    assert replayed == f"~policy.generation.vllm_kwargs.{key} policy.router_replay.enabled=true"
-    assert sampled == f"~generation.vllm_kwargs.{key}"

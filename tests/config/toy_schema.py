@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
@@ -30,9 +30,3 @@ class Toy(Section):
     stages: tuple[Optimizer, ...] = ()
     either: int | str | None = None
     api_key: str | None = None
-
-    @model_validator(mode="after")
-    def _even(self) -> Toy:
-        if self.steps % 2:
-            raise ValueError(f"steps must be even, not {self.steps}")
-        return self

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from nemotron_steps.testing import artifact_type, environment, executor, pipeline, step_runs
+from nemotron_steps.testing import artifact_type, environment, executor
 from nemotron_steps.testing.environment_subject import EnvironmentSubject
 from nemotron_steps.testing.suite import Examination
 from tests.docs.pages import ROOT, blocks
@@ -18,23 +17,6 @@ from tests.testing.scaffolds import Package, failed, made
 
 def shown(page: str, language: str) -> list[str]:
     return blocks((ROOT / "docs" / "howto" / page).read_text("utf-8"), language)
-
-
-SUITES = {
-    "A step": step_runs.SUITE,
-    "An environment": environment.SUITE,
-    "An executor": executor.SUITE,
-    "An artifact type": artifact_type.SUITE,
-    "A pipeline": pipeline.SUITE,
-}
-
-
-@pytest.mark.parametrize("kind", SUITES)
-def test_the_page_of_the_kit_names_every_check(kind: str):
-    page = (ROOT / "docs" / "testing.md").read_text("utf-8")
-    section = page.partition(f"\n## {kind}\n")[2].partition("\n## ")[0]
-    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(SUITES[kind].checks)
 
 
 def test_the_environment_of_its_how_to_passes_the_kit(package: Package):  # noqa: F811

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -28,40 +27,11 @@ def _found() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("info", ["plugin-1.0.dist-info", "Plugin.egg-info", "plugin-1.0.DIST-INFO"])
+@pytest.mark.parametrize("info", ["plugin-1.0.dist-info", "Plugin.egg-info"])
 def test_what_a_folder_on_the_path_announces(info: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _found() == []
     _distribution(tmp_path, info)
     monkeypatch.syspath_prepend(tmp_path)
-    assert _found() == [("first", "plugin:First")]
-
-
-def test_what_an_egg_or_an_archive_announces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _distribution(tmp_path / "plugin-1.0.egg", "EGG-INFO")
-    with monkeypatch.context() as patched:
-        patched.syspath_prepend(tmp_path / "plugin-1.0.egg")
-        assert _found() == [("first", "plugin:First")]
-    _distribution(tmp_path)
-    with zipfile.ZipFile(tmp_path / "plugin.zip", "w") as archive:
-        for file in (tmp_path / "plugin-1.0.dist-info").iterdir():
-            archive.write(file, f"plugin-1.0.dist-info/{file.name}")
-    monkeypatch.syspath_prepend(tmp_path / "plugin.zip")
-    assert _found() == [("first", "plugin:First")]
-
-
-def test_what_a_finder_of_its_own_announces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _distribution(tmp_path)
-
-    class Finder:
-        @staticmethod
-        def find_spec(*_: object) -> None:
-            return None
-
-        @staticmethod
-        def find_distributions(*_: object) -> list[metadata.Distribution]:
-            return [metadata.Distribution.at(tmp_path / "plugin-1.0.dist-info")]
-
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
     assert _found() == [("first", "plugin:First")]
 
 

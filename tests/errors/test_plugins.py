@@ -47,13 +47,6 @@ def test_what_a_module_raises_is_told_by_the_innermost_line_that_raised_it(
     assert (caught.value.name, caught.value.line) == ("toy_plugin", f"{inner}:2")
 
 
-@pytest.mark.parametrize("reference", ["toy_plugin_absent:A", "toy_plugin_absent.deep:A"])
-def test_a_module_that_is_not_installed_is_not_one_that_fails(reference: str) -> None:
-    with pytest.raises(ModuleNotFoundError) as caught:
-        load_object(reference)
-    assert not isinstance(caught.value, PluginImportError)
-
-
 @pytest.mark.parametrize("becomes", ["pass", "raise ImportError", "raise ModuleNotFoundError(name='toy_plugin')"])
 def test_an_interrupt_that_a_module_swallows_or_makes_another_error_of_is_still_one(
     becomes: str, written: Callable[..., Path]

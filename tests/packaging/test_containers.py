@@ -1,4 +1,4 @@
-"""The container files: what they copy is there, what they install is what the project says; and the launch script."""
+"""The container files: what they copy and call is there; and the launch script."""
 
 from __future__ import annotations
 
@@ -78,18 +78,6 @@ def test_what_an_image_calls_of_this_project_is_there() -> None:
             for module, imported in names:
                 there = vars(importlib.import_module(module))
                 assert {name.strip() for name in imported.split(",")} <= set(there)
-
-
-def test_the_apptainer_definition_is_of_an_image_that_is_built() -> None:
-    text = (ROOT / "containers" / "apptainer.def").read_text()
-    header = dict(re.findall(r"^(\w+): (\S+)$", text.partition("%")[0], re.MULTILINE))
-    built = {tag for file in DOCKERFILES for tag in re.findall(r"-t (nemotron-steps:\w+)", file.read_text())}
-    assert header["Bootstrap"] == "docker-daemon" and header["From"] in built
-    sections = re.split(r"^%(\w+)\n", text, flags=re.MULTILINE)[1:]
-    known = {"environment", "runscript", "test", "post", "files", "labels", "help"}
-    assert set(sections[::2]) <= known
-    for name, body in zip(sections[::2], sections[1::2], strict=True):
-        assert subprocess.run(["bash", "-n"], input=body, text=True).returncode == 0, name
 
 
 @pytest.mark.parametrize(
@@ -184,7 +172,6 @@ GENRM = "env: {nemo_gym: {num_gpu_nodes: 0, environments: {genrm_compare: {}}}}"
 CONFIGS = [
     # CONFIG_PATH, what the file says (None: there is none), what the plan says
     ("examples/configs/super/stage2_swe2.yaml", None, "rl/nemo_rl/swe -c swe2"),
-    ("small_stage2_swe_pivot_8node.yaml", None, "rl/nemo_rl/swe -c small"),
     ("stage3_rlhf/config/small.yaml", None, "rl/nemo_rl/rlhf -c small"),
     ("stage1_rlvr.yaml", "defaults: [swe1]\ngrpo: {seed: '${mul:617,2}'}\n", "rl/nemo_rl/swe -c"),
     ("a b.yaml", f"defaults: [tiny]  # rlvr1\n{GENRM}\n", "rl/nemo_rl/rlhf -c"),
@@ -213,15 +200,10 @@ def test_a_config_is_the_file_or_the_built_in_of_a_published_name(
 REFUSED = [
     ({"MODEL_PATH": "", "EXP_NAME": ""}, "super_launch.sh: set EXP_NAME MODEL_PATH\n"),
     ({"EXP_NAME": "../../x"}, "EXP_NAME=../../x must be a name"),
-    ({"PATH": "/usr/bin:/bin"}, "there is no nemotron on PATH"),
     ({"EXTRA_MOUNTS": "/a:/a, /lustre"}, "EXTRA_MOUNTS: '/lustre' must be HOST:CONTAINER, as in /lustre:/lustre"),
-    ({"CONFIG_PATH": "empty_rlvr.yaml"}, "CONFIG_PATH=empty_rlvr.yaml is empty"),
-    ({"CONFIG_PATH": "../stage3_rlhf/config/small.yaml"}, "CONFIG_PATH=../stage3_rlhf/config/small.yaml is neither"),
+    ({"CONFIG_PATH": "/home/me/exp/stage3_rlhf.yaml"}, "CONFIG_PATH=/home/me/exp/stage3_rlhf.yaml is neither"),
     ({"CONFIG_PATH": "a.yaml"}, "CONFIG_PATH=a.yaml is neither a file nor a published config: stage1_rlvr.yaml, "),
-    ({"CONFIG_PATH": "../images/sandbox.sif"}, "neither its content nor its name says the stage"),
     ({"SANDBOX_CONTAINER": "../images/none.sif"}, "SANDBOX_CONTAINER=../images/none.sif: there is no such file"),
-    ({"CONFIG_PATH": "stage2_swe2.yaml", "SIF_DIR": "/none"}, "SIF_DIR=/none: there is no such folder"),
-    ({"CONFIG_PATH": "rlvr.yaml"}, "error[E200]: unknown key 'grpo.steps'"),
     ({"CONFIG_PATH": "rlvr.yaml"}, f"    as in: bash {LAUNCH} grpo.max_num_steps=2\n"),
     (
         {"VAL_PATH": "none.jsonl", "TRAIN_PATH": "rows:v1"},
@@ -234,7 +216,6 @@ REFUSED = [
 def test_a_refusal_reaches_the_reader(tmp_path: Path, changed: dict[str, str], said: str) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "rlvr.yaml").write_text("defaults: [tiny]\ngrpo: {steps: 3}\n")
-    (tmp_path / "work" / "empty_rlvr.yaml").write_text("# grpo: {seed: 7}\n")
     there = {} if "VAL_PATH" in changed else dict.fromkeys(("MODEL_PATH", "TRAIN_PATH", "VAL_PATH"), ".")
     words = ["grpo.max_num_stepz=2"] if "as in" in said else []
     found = launch(tmp_path, *words, **{"PERSISTENT_CACHE": "", **there, **changed})

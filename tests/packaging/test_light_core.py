@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import tomllib
 import venv
@@ -16,17 +15,6 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.packaging.conftest import ROOT
-
-ENGINE = {
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "megatron-core",
-    "reasoning-gym",
-    "math-verify",
-    "numpy",
-}
 
 
 def closure(requirements: list[str]) -> Iterator[Distribution]:
@@ -48,12 +36,12 @@ def closure(requirements: list[str]) -> Iterator[Distribution]:
 
 @pytest.fixture(scope="module")
 def core(commands: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The scripts of an environment that has the wheel, its core dependencies and pytest, and nothing else."""
+    """The scripts of an environment that has the wheel, its core dependencies, and nothing else."""
     folder = tmp_path_factory.mktemp("core")
     venv.create(folder, with_pip=False)
     (site,) = (folder / "lib").glob("python*/site-packages")
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    for found in closure([*wanted, "pytest", "pytest-timeout"]):
+    for found in closure(wanted):
         base = Path(str(found.locate_file("")))
         for top in {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}:
             if not (site / top).exists():
@@ -66,21 +54,13 @@ def core(commands: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(core: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(*words: str, module: str = "nemotron_steps.cli.main", **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "STEPS"))}
-        environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), **variables}
-        command = [str(core / "python"), "-m", module, *words]
+        environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+        command = [str(core / "python"), "-m", "nemotron_steps.cli.main", *words]
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
 
     return run
-
-
-def test_the_engine_is_an_extra():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = {re.match(r"[\w.-]+", text)[0] for text in project["dependencies"]}
-    extra = {re.match(r"[\w.-]+", text)[0] for text in project["optional-dependencies"]["engine"]}
-    assert extra >= ENGINE
-    assert not ENGINE & names
 
 
 @pytest.mark.slow
@@ -88,11 +68,8 @@ def test_the_engine_is_an_extra():
     "words",
     [
         ("list", "--json"),
-        ("show", "rl/nemo_rl/rlhf", "--json"),
-        ("plan", "rl/nemo_rl/rlhf", "-c", "tiny", "--json"),
         ("plan", "super3_rl", "-c", "tiny", "--json"),
         ("env", "show", "math_with_judge", "--json"),
-        ("env", "show", "reasoning_gym", "--json"),
         ("artifacts", "list", "--json"),
     ],
 )
@@ -113,13 +90,3 @@ def test_what_needs_the_engine_says_so_before_anything_runs(run, tmp_path):
     }
     assert any("rl/nemo_rl/rlhf need" in problem["what"] and "torch" in problem["what"] for problem in problems)
     assert not (tmp_path / ".steps" / "runs").exists()
-
-
-@pytest.mark.slow
-def test_a_new_step_is_green_without_the_engine(run, tmp_path):
-    assert run("new", "acme/filter_prompts").returncode == 0
-    pack = tmp_path / "steps_pack"
-    variables = {"STEPS_PATH": str(pack / "steps_pack" / "pack"), "PYTHONPATH": str(pack)}
-    done = run("-q", "-p", "no:cacheprovider", str(pack), module="pytest", **variables)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 38

@@ -8,7 +8,6 @@ import pytest
 
 from nemotron_steps.session.run_request import RunRequest
 from nemotron_steps.session.session import Session
-from tests.published.tables import published
 from tests.published.test_values import EVERYWHERE, STAGES, ours, theirs
 
 PIPELINES = {
@@ -23,16 +22,6 @@ PIPELINES = {
     "nano3_rl": {"rlvr": "nano3_rl"},
 }
 """Pipeline → stage → the published config that it compiles to."""
-NOT_PUBLISHED = {
-    "prep_sft": "chats are the user's",
-    "sft": "the published RL configs begin with a fine-tuned checkpoint; the layout is that of the RL stage",
-    "prep_genrm": "the same as prep_rlvr",
-    "rlvr_genrm": "told by the model card in words; its layout is the published one",
-    "prep_dpo": "told in words",
-    "dpo": "told in words; its layout is that of the RL stage",
-    "eval": "ours",
-}
-"""Stages that no published config is of, and what they follow."""
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +41,6 @@ def test_a_stage_compiles_to_the_published_values(pipeline, stage, plans):
     different = {key for key, value in theirs(table).items() if composed(key) != value}
     assert different <= EVERYWHERE.keys() | reasons.keys()
     assert reasons.keys() <= different
-
-
-@pytest.mark.parametrize("pipeline", PIPELINES)
-def test_every_stage_is_compared_or_no_config_of_it_is_published(pipeline, plans):
-    prepared = {f"prep_{stage}" for stage in PIPELINES[pipeline]}
-    assert set(plans[pipeline].goals) <= PIPELINES[pipeline].keys() | prepared | NOT_PUBLISHED.keys()
-    for stage in prepared:
-        config = plans[pipeline].step(stage).config
-        if pipeline == "super3_rl":
-            assert config["rows"]["validation"] == published("super3_data_prep")["val_holdout"]
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)

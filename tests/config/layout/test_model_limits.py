@@ -36,18 +36,6 @@ def test_a_length_above_the_models_positions_is_told_with_the_longest_there_is(
     assert found(POLICY, {**ASKED, **asked}) == []  # whose lengths its layout goes along with
 
 
-def test_all_lengths_that_are_too_long_are_mended_at_once_and_other_values_are_not_lengths() -> None:
-    first, second, of_sampling = lengths_of("model")
-    ((_, _, said, hints),) = found("model", dict.fromkeys(ASKED, 600))
-    assert said == f"{first}=600, {second}=600" and hints == (f"{first}=512 {second}=512",)
-    assert found("model", {first: "600", second: True}) == []
-    ((key, *_, hints),) = found("models.one", {of_sampling: 600})
-    assert (key, hints) == (of_sampling, (f"{of_sampling}=512",))
-    judge = "env.nemo_gym.judge_model.responses_api_models.vllm_model"
-    ((key, *_),) = found(f"{judge}.model", {f"{judge}.max_total_sequence_length": 600})
-    assert key == f"{judge}.max_total_sequence_length"
-
-
 @pytest.mark.parametrize(
     "facts", [{}, {"has_chat_template": False}, {"has_end_token": False}, {"tokens": 301}], ids=str
 )
@@ -72,19 +60,15 @@ _OTHER = "--input model=PATH   # a model with one of these"
 @pytest.mark.parametrize(
     ("key", "asked", "facts", "hint"),
     [
-        (POLICY, {}, {"rope_type": "yarn"}, None),
         (POLICY, {}, {"rope_type": "dynamic"}, _OTHER),
         (POLICY, _DTENSOR, {"rope_type": "dynamic", "fixed_positions": 64}, _OTHER),
-        (POLICY, _DTENSOR, {**_PHI, "rope_type": "dynamic"}, None),
         (POLICY, {**_DTENSOR, _GENERATED: "vllm"}, {**_PHI, "rope_type": "dynamic"}, _OTHER),
-        (POLICY, {**_DTENSOR, _GENERATED: "vllm"}, _PHI, None),
         (POLICY, {**_DTENSOR, _GENERATED: "embedded"}, _PHI, _OTHER),
         (POLICY, _DTENSOR, {**_PHI, "fixed_positions": 63}, "policy.max_total_sequence_length=63"),
         ("model", {"generation.backend": "embedded"}, {"rope_type": "longrope"}, _OTHER),
         ("model", {"generation.backend": "vllm"}, {"rope_type": "longrope"}, None),
         ("model", {"generation.backend": "embedded"}, {"model_type": "qwen3_moe"}, "generation.backend=vllm"),
         (POLICY, {_GENERATED: "embedded"}, {"model_type": "qwen3_moe"}, f"{_GENERATED}=vllm"),
-        (POLICY, {_GENERATED: "embedded"}, {"model_type": "nemotron_h"}, None),
     ],
 )
 def test_what_nobody_computes_of_a_model_is_told_when_it_is_planned(

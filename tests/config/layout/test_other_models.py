@@ -14,7 +14,7 @@ from nemotron_steps.config.layout.other_models import (
     teacher_violations,
     vllm_violations,
 )
-from nemotron_steps.config.layout.parallel_config import ParallelConfig, TeacherLayout
+from nemotron_steps.config.layout.parallel_config import ParallelConfig
 from nemotron_steps.errors import ConfigError
 
 APART = "on_policy_distillation.non_colocated_teachers"
@@ -39,10 +39,6 @@ def parallel_config_of(changes: dict[str, Any]) -> ParallelConfig:
         ({"cluster.num_nodes": 2}, "teachers take 16 GPUs of 16", "cluster.num_nodes=3"),
         ({f"{DEFAULT}.tensor_model_parallel_size": 6},
          "=6 of teachers a and b does not divide the 8 GPUs of a node", f"{DEFAULT}.tensor_model_parallel_size=2"),
-        ({f"{DEFAULT}.context_parallel_size": 3},
-         "CP=3 of teachers a and b does not divide their 8 GPUs", f"{DEFAULT}.context_parallel_size=1"),
-        ({f"{DEFAULT}.expert_model_parallel_size": 16},
-         "=16 of teachers a and b does not divide the 8 GPUs", f"{DEFAULT}.expert_model_parallel_size=8"),
         ({f"{DEFAULT}.pipeline_model_parallel_size": 2, f"{DEFAULT}.expert_model_parallel_size": 8},
          "=8 of teachers a and b does not divide the 4 GPUs of a pipeline stage",
          f"{DEFAULT}.expert_model_parallel_size=4"),
@@ -74,26 +70,6 @@ def test_a_teacher_whose_model_its_layout_does_not_fit_is_named_under_its_own_ke
             raise_if_teachers_violate(sizes, {"a": model})
         assert caught.value.hints == (f"{expected}=2",)
     assert not [*teacher_violations(parallel_config_of({key: 2}), {"a": model})]
-
-
-def test_what_is_said_of_a_teacher_goes_before_the_default_and_null_takes_that_back() -> None:
-    default = {
-        f"{APART}.default_teacher_cfg.{key}": value
-        for key, value in {
-            "tensor_model_parallel_size": 2,
-            "gpus_per_node": 4,
-            "precision": "float32",
-            "sequence_parallel": True,
-        }.items()
-    }
-    own = {"gpus_per_node": None, "precision": None, "context_parallel_size": 2, "pipeline_model_parallel_size": "x"}
-    values = {**default, f"{OVERRIDES}.b": own, **{f"{OVERRIDES}.b.{key}": value for key, value in own.items()}}
-    a, b = parallel_config_of(values).teachers
-    section = f"{APART}.default_teacher_cfg"
-    assert a == TeacherLayout(
-        "a", tensor=2, gpus_per_node=4, precision="float32", sequence_parallel=True, section=section
-    )
-    assert b == TeacherLayout("b", tensor=2, context=2, sequence_parallel=True, section=f"{OVERRIDES}.b")
 
 
 DENSE = ModelSpec("qwen3", layers=4, attention_heads=16, key_value_heads=8, head_dim=16, mlp_width=96)
@@ -133,11 +109,6 @@ def test_a_width_is_cut_to_the_next_that_fits_every_model(
     ((_, key, hints),) = told
     assert (key, hints) == (f"{CFG}.tensor_parallel_size", (f"{CFG}.tensor_parallel_size={hint}",))
     assert vllm_found(models, tensor_parallel_size=hint) == []
-
-
-def test_experts_go_along_with_the_width() -> None:
-    ((_, _, hints),) = vllm_found({"model": HYBRID}, tensor_parallel_size=4, expert_parallel_size=4)
-    assert hints == (f"{CFG}.tensor_parallel_size=2 {CFG}.expert_parallel_size=2",)
 
 
 def test_a_model_that_vllm_samples_otherwise_needs_another_generator() -> None:

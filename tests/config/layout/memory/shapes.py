@@ -72,13 +72,6 @@ QWEN3_1_7B: dict[str, Any] = {
     "num_attention_heads": 16,
     "tie_word_embeddings": True,
 }
-QWEN3_32B: dict[str, Any] = {
-    **QWEN3_8B,
-    "hidden_size": 5120,
-    "intermediate_size": 25600,
-    "num_hidden_layers": 64,
-    "num_attention_heads": 64,
-}
 QWEN3_30B_A3B: dict[str, Any] = {
     "model_type": "qwen3_moe",
     "hidden_size": 2048,
@@ -103,3 +96,19 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, dict):
             found.update(flat(value, f"{prefix}{name}."))
     return found
+
+
+def on_a_node(values: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Those of a synchronous run on a node of eight GPUs; `__` in a name stands for a dot."""
+    return {
+        "policy.train_global_batch_size": 64,
+        "policy.max_total_sequence_length": 4096,
+        "policy.megatron_cfg.activation_checkpointing": True,
+        "policy.generation.backend": "vllm",
+        "policy.generation.max_new_tokens": 2048,
+        "policy.generation.vllm_cfg.gpu_memory_utilization": 0.4,
+        "cluster.backend": "ray",
+        "cluster.gpus_per_node": 8,
+        **values,
+        **{name.replace("__", "."): value for name, value in changes.items()},
+    }

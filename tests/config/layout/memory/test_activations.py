@@ -19,13 +19,13 @@ from nemotron_steps.config.layout.memory.activations import (
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from tests.config.layout.memory.kept_tensors import built, kept_ahead_bytes, kept_by_transformers, kept_bytes
-from tests.config.layout.memory.shapes import flat
+from tests.config.layout.memory.shapes import QWEN3_8B, QWEN3_30B_A3B, SUPER_120B, flat
 from tests.models import hybrid_twins
 from tests.models.checkpoints import write_checkpoint
 
 WITHIN = 0.15
 SIZES = {"hidden_size": 128, "intermediate_size": 320, "head_dim": 32}
-MODELS = ("llama", "qwen2_tied", "qwen3", "qwen3_moe")
+MODELS = ("llama", "qwen2_tied", "qwen3_moe")
 HYBRIDS = ("dense", "mixture", "latent")
 
 
@@ -94,3 +94,17 @@ def test_a_layer_of_the_dtensor_policy_is_predicted(name, precision, recomputed,
     shape = ModelShape.read(json.loads((tmp_path / "3" / "config.json").read_text()))
     of_all, fewer = (predicted(replace(shape, layers=shape.layers[:count]), settings, 32 * 64, 32) for count in (3, 2))
     assert of_all - fewer == pytest.approx(counted[1] - counted[0], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("config", "layer"),
+    [(QWEN3_8B, "*-"), (QWEN3_30B_A3B, "*E"), (SUPER_120B, "M"), (SUPER_120B, "E")],
+    ids=["dense", "mixture", "mamba", "latent experts"],
+)
+def test_tensor_and_sequence_parallel_ranks_keep_their_part_of_everything(config, layer):
+    def kept_by(tensor):
+        megatron = {"tensor_model_parallel_size": tensor, "sequence_parallel": True}
+        values = {"policy": {"megatron_cfg": megatron}, "cluster": {"gpus_per_node": 8}}
+        return kept(ModelShape.read(config), layer, MemorySettings.read(flat(values).get)).per_token
+
+    assert kept_by(4) == pytest.approx(kept_by(1) / 4)

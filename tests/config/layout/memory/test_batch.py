@@ -7,17 +7,23 @@ import pytest
 from nemotron_steps.config.layout.memory.settings import BatchArithmetic, MemorySettings
 from tests.config.layout.memory.shapes import flat
 
-GROUP, PROMPT, ANSWER = 4, 40, 22
+ROWS, GROUP, PROMPT, ANSWER = 8, 4, 40, 22
 
 
 def settings_of(**policy) -> MemorySettings:
     values = {
         "grpo": {"num_prompts_per_step": 2, "num_generations_per_prompt": GROUP},
         "policy": {
-            "train_global_batch_size": 2 * GROUP,
+            "train_global_batch_size": ROWS,
             "max_total_sequence_length": PROMPT + ANSWER,
-            "generation": {"backend": "embedded", "max_new_tokens": ANSWER},
+            "precision": "float32",
             **policy,
+            "generation": {
+                "backend": "embedded",
+                "max_new_tokens": ANSWER,
+                "max_sequences": ROWS,
+                **policy.get("generation", {}),
+            },
         },
         "cluster": {"gpus_per_node": 1},
     }
@@ -43,12 +49,3 @@ def test_rows_of_a_group_share_its_prompt_where_rows_cut_the_batch(rows, micro_b
     cut = min(rows, 8)
     assert (batch.micro_batches, batch.micro_rows, batch.budget) == (micro_batches, cut, False)
     assert (batch.tokens, batch.trained) == (prompts * PROMPT + cut * ANSWER, cut * ANSWER)
-
-
-def test_the_dtensor_policy_reads_a_prompt_for_each_of_its_rows():
-    batch = BatchArithmetic.of(settings_of(train_micro_batch_size=4, dtensor_cfg={"enabled": True}))
-    assert (batch.tokens, batch.trained) == (4 * (PROMPT + ANSWER), 4 * ANSWER)
-
-
-def test_a_step_has_an_update_for_every_whole_batch_of_its_rollouts():
-    assert [BatchArithmetic.of(settings_of(train_global_batch_size=size)).updates for size in (8, 4, 1)] == [1, 2, 8]

@@ -7,43 +7,16 @@ import json
 
 import pytest
 
-from nemotron_steps.config.layout.memory.generation import (
-    GIB,
-    SLEEPING,
-    policy_generator,
-    rows_that_fit,
-)
-from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.layout.memory.generation import GIB, SLEEPING, policy_generator, rows_that_fit
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
-from tests.config.layout.memory.shapes import NANO_30B, QWEN3_8B, flat
+from tests.config.layout.memory.shapes import QWEN3_8B
+from tests.config.layout.memory.test_batch import ANSWER, GROUP, PROMPT, ROWS, settings_of
 from tests.models import hybrid_twins
 from tests.models.checkpoints import write_checkpoint
-
-ROWS, GROUP, PROMPT, ANSWER = 8, 4, 40, 22
-
-
-def settings_of(**policy) -> MemorySettings:
-    values = {
-        "grpo": {"num_prompts_per_step": 2, "num_generations_per_prompt": GROUP},
-        "policy": {
-            "train_global_batch_size": ROWS,
-            "max_total_sequence_length": PROMPT + ANSWER,
-            "precision": "float32",
-            **policy,
-            "generation": {
-                "backend": "embedded",
-                "max_new_tokens": ANSWER,
-                "max_sequences": ROWS,
-                **policy.get("generation", {}),
-            },
-        },
-        "cluster": {"gpus_per_node": 1},
-    }
-    return MemorySettings.read(flat(values).get)
 
 
 @pytest.mark.parametrize(
@@ -84,23 +57,6 @@ def test_the_embedded_generators_caches_are_predicted(name, records, tmp_path):
     assert memory.generates["weights"] == pytest.approx(sum(weights.values()), rel=0.02)
 
 
-def test_a_small_cache_stays_while_the_policy_trains_and_a_large_one_does_not():
-    shape = ModelShape.read(QWEN3_8B)
-    small = policy_generator(shape, settings_of())
-    assert small.rests["cache"] == small.generates["cache"]
-    assert small.generates["logits"] == ROWS * QWEN3_8B["vocab_size"] * 4 * 4  # as they are, and three float32 of them
-    large_settings = settings_of(generation={"max_sequences": 4096})
-    large = policy_generator(shape, large_settings)
-    assert "cache" not in large.rests and large.generates["cache"] > 10 * GIB
-    # Generation that goes on meanwhile, on devices of its own, or on CPU gives nothing back.
-    for alone in (
-        dataclasses.replace(large_settings, asynchronous=True),
-        settings_of(generation={"max_sequences": 4096, "colocated": {"enabled": False}}),
-        dataclasses.replace(large_settings, sizes=dataclasses.replace(large_settings.sizes, gpus_per_node=0)),
-    ):
-        assert policy_generator(shape, alone).rests["cache"] > 10 * GIB
-
-
 @pytest.mark.parametrize(
     ("vllm", "asynchronous", "asleep"),
     [({}, False, True), ({"tensor_parallel_size": 2}, False, False), ({"async_engine": False}, False, False),
@@ -111,16 +67,6 @@ def test_vllm_sleeps_in_a_process_of_its_own_beside_a_policy(vllm, asynchronous,
     memory = policy_generator(ModelShape.read(QWEN3_8B), dataclasses.replace(settings, asynchronous=asynchronous))
     assert sum(memory.generates.values()) == memory.share == 40 * GIB
     assert memory.rests == ({"asleep": SLEEPING} if asleep else memory.generates)
-
-
-def test_what_vllm_records_is_beside_its_share_and_never_sleeps():
-    """Nano: 6 experts, for each of 52 layers."""
-    replayed = settings_of(router_replay={"enabled": True}, generation={"backend": "vllm"})
-    shape = ModelShape.read(NANO_30B)
-    memory = policy_generator(shape, replayed)
-    assert memory.generates["recorded experts"] == 2**14 * 52 * 6 * 4
-    assert memory.rests == {"asleep": SLEEPING, "recorded experts": 2**14 * 52 * 6 * 4}
-    assert sum(memory.generates.values()) == memory.share + 2**14 * 52 * 6 * 4
 
 
 @pytest.mark.parametrize("length", [1024, 4096, 32_768])

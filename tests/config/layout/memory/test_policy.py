@@ -24,24 +24,19 @@ PEFT = {"enabled": True, "dim": 4, "alpha": 8}
 CASES = {
     # name: (model, megatron_cfg, precision, ranks)
     "alone": ("qwen3", {}, "bfloat16", 1),
-    "float32": ("qwen3", {}, "float32", 1),
-    "data": ("qwen3", {}, "bfloat16", 2),
     "data, distributed": ("qwen3", DISTRIBUTED, "bfloat16", 2),
     "float32, distributed": ("qwen3", DISTRIBUTED, "float32", 4),
     "tensor": ("qwen3", TENSOR, "bfloat16", 2),
     "tensor, tied, biases": ("qwen2_tied", TENSOR, "float32", 2),
-    "pipeline": ("llama", {**PIPELINE}, "bfloat16", 2),
     "pipeline, tied": ("llama_tied", {**PIPELINE, **DISTRIBUTED}, "bfloat16", 4),
     "context": ("qwen3", {"context_parallel_size": 2, **DISTRIBUTED}, "bfloat16", 4),
     "experts": ("qwen3_moe", {**EXPERT}, "bfloat16", 2),
-    "experts, distributed": ("qwen3_moe", {**EXPERT, **DISTRIBUTED}, "bfloat16", 4),
     "experts, tensor, frozen router": (
         "qwen3_moe",
         {**EXPERT, **TENSOR, "sequence_parallel": True, "freeze_moe_router": True, **DISTRIBUTED},
         "bfloat16",
         8,
     ),
-    "hybrid": ("latent", {}, "bfloat16", 1),
     "hybrid, float32": ("mixture", {**DISTRIBUTED}, "float32", 2),
     "hybrid, tensor, pipeline": ("dense", {**TENSOR, **PIPELINE, **DISTRIBUTED}, "bfloat16", 4),
     "hybrid, experts, tensor, frozen router": (
@@ -51,13 +46,9 @@ CASES = {
         4,
     ),
     "adapters": ("qwen3", {"peft": PEFT}, "bfloat16", 1),
-    "adapters, float32, biases": ("qwen2_tied", {"peft": PEFT}, "float32", 1),
     "adapters, tensor, distributed": ("qwen3", {"peft": PEFT, **TENSOR, **DISTRIBUTED}, "bfloat16", 4),
-    "adapters of some": ("llama", {"peft": {**PEFT, "target_modules": ["linear_qkv"]}}, "bfloat16", 1),
     "adapters beside experts": ("qwen3_moe", {"peft": {**PEFT, "target_modules": ["linear_proj"]}}, "float32", 1),
     "adapters, Mamba-2, tensor": ("dense", {"peft": PEFT, **TENSOR}, "bfloat16", 2),
-    "prediction": ("mtp", {"mtp_num_layers": 1}, "bfloat16", 1),
-    "prediction, detached, float32": ("mtp", {"mtp_num_layers": 1, "mtp_detach_heads": True}, "float32", 1),
     "prediction, experts, tensor, pipeline, frozen router": (
         "mtp",
         {

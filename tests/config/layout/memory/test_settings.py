@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.layout.memory.settings import MemorySettings
-from nemotron_steps.config.layout.parallel_config import JUDGE_ROLES, ParallelConfig, getter, keys_of
+from nemotron_steps.config.layout.parallel_config import ParallelConfig, getter
 from nemotron_steps.config.schema.base import Section
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
-from nemotron_steps.config.validation import has_key
-from tests.config.layout.memory.shapes import flat
 
 
 @pytest.mark.parametrize(
@@ -29,23 +27,6 @@ def test_what_a_config_leaves_out_counts_as_its_schema_says(schema: type[Section
     known = {name: value for name, value in stated.items() if value is not None and name != "samples"}
     assert {name: getattr(filled.sizes, name) for name in known} == known
     assert filled.sizes.samples is issubclass(schema, RlConfig)
-
-
-@pytest.mark.parametrize("role", JUDGE_ROLES)
-def test_what_a_judge_leaves_out_counts_as_its_schema_says(role: str) -> None:
-    given = {"model": "judge", "backend": "vllm"}
-    values = {"env": {"nemo_gym": {role: {"responses_api_models": {"vllm_model": given}}}}}
-    (sparse,) = MemorySettings.read(flat(values).get).sizes.judges
-    (filled,) = MemorySettings.read(getter(RlConfig.model_validate(values))).sizes.judges
-    assert sparse == filled and (filled.role, filled.backend, filled.width) == (role, "vllm", 1)
-
-
-def test_every_setting_is_read_from_a_key_that_there_is() -> None:
-    schemas = (RlConfig, OpdConfig, DpoConfig)
-    for model in (ParallelConfig, MemorySettings):
-        lost = [key for key in keys_of(model).values() if not any(has_key(schema, key) for schema in schemas)]
-        assert lost == []
-        assert len(set(keys_of(model).values())) == len(keys_of(model))
 
 
 @pytest.mark.parametrize(

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from nemotron_steps.config.layout.memory.devices import StepMemory, step_memory
-from nemotron_steps.config.layout.memory.policy import beside_policy, compared_bytes, stage_memory
+from nemotron_steps.config.layout.memory.policy import compared_bytes, stage_memory
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.engine.losses.distillation import TeacherKl
-from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
 from nemotron_steps.engine.policy.logprob import OutputLayer
-from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.policy.teacher_logprob import (
-    TopkTokens,
-    WholeDistributions,
-    linear_divergence,
-    linear_topk,
-)
+from nemotron_steps.engine.policy.teacher_logprob import TopkTokens, WholeDistributions, linear_divergence, linear_topk
 from tests.config.layout.memory.peak import Peak
-from tests.config.layout.memory.shapes import QWEN3_8B
-from tests.engine.policy.batches import policy_config
-from tests.models import hybrid_twins
-from tests.models.checkpoints import write_checkpoint
+from tests.config.layout.memory.shapes import QWEN3_8B, on_a_node
 
 SHAPE = ModelShape.read(QWEN3_8B)
 SECTION = "on_policy_distillation"
@@ -35,25 +23,16 @@ TEACHERS = {"a": "x", "b": "y"}
 
 
 def values_of(**changes: Any) -> dict[str, Any]:
-    values: dict[str, Any] = {
+    values = {
         "grpo.num_prompts_per_step": 64,
         "grpo.num_generations_per_prompt": 1,
-        "policy.train_global_batch_size": 64,
         "policy.train_micro_batch_size": 1,
         "policy.logprob_batch_size": 2,
-        "policy.max_total_sequence_length": 4096,
-        "policy.megatron_cfg.activation_checkpointing": True,
-        "policy.megatron_cfg.optimizer.use_distributed_optimizer": True,
-        "policy.generation.backend": "vllm",
-        "policy.generation.max_new_tokens": 2048,
-        "policy.generation.vllm_cfg.gpu_memory_utilization": 0.4,
-        "cluster.backend": "ray",
-        "cluster.gpus_per_node": 8,
         f"{SECTION}.teachers": TEACHERS,
         f"{SECTION}.topk_logits_k": 64,
         f"{SECTION}.offload": True,
     }
-    return {**values, **{name.replace("__", "."): value for name, value in changes.items()}}
+    return on_a_node(values, **changes)
 
 
 def memory(**changes: Any) -> StepMemory:
@@ -79,49 +58,6 @@ def test_offloaded_teachers_take_the_device_one_at_a_time():
     (alone,) = memory(on_policy_distillation__teachers={}).devices
     contexts = {each.phases["train"]["device", "context"] for each in (device, kept, alone)}
     assert len(contexts) == 1 and "teach" not in alone.phases
-
-
-def test_a_teacher_with_gpus_of_its_own_has_the_layout_and_rows_of_its_own():
-    apart = f"{SECTION}.non_colocated_teachers"
-    own = {
-        "cluster.num_nodes": 2,
-        f"{apart}.enabled": True,
-        f"{apart}.default_teacher_cfg.gpus_per_node": 4,
-        f"{apart}.default_teacher_cfg.tensor_model_parallel_size": 2,
-    }
-    policy, first, second = memory(**own).devices
-    assert "teach" not in policy.phases and first.phases == second.phases
-    assert first.name == "is teacher a's" and list(first.phases) == ["teach"]
-    (beside,) = memory().devices
-    lines, whole = first.phases["teach"], beside.phases["teach"]
-    assert lines["teacher", "weights"] == pytest.approx(whole["teacher", "weights"] / 2, rel=1e-3)
-    assert ("policy", "weights") not in lines
-    # Of two rows of 2048 answers: a chunk's logits on two ranks, twice in float32, states, and 64 tokens each.
-    logits, states, scores = 1024 * 151936 // 2 * (2 + 2 * 4), 2 * 4096 * 4096 * 2, 4096 * (4 + 64 * 8)
-    assert lines["teacher", "logprobs"] == logits + states + scores
-    fewer = memory(**own, **{f"{apart}.default_teacher_cfg.micro_batch_size": 1}).devices[1].phases["teach"]
-    assert fewer["teacher", "activations"] == pytest.approx(lines["teacher", "activations"] / 2, rel=1e-3)
-
-
-@pytest.mark.parametrize("larger", ["a", "b"])
-def test_of_offloaded_teachers_the_largest_takes_the_device(larger):
-    assert SHAPE is not None
-    small = replace(SHAPE, layers=SHAPE.layers[:2])
-    models = {"policy": SHAPE, **{f"teacher {name}": SHAPE if name == larger else small for name in TEACHERS}}
-    (device,) = step_memory(MemorySettings.read(values_of().get), models.get).devices
-    assert device.phases["teach"]["teacher", "weights"] == 2 * SHAPE.parameters
-
-
-@pytest.mark.parametrize(("name", "precision"), [("qwen3", "bfloat16"), ("qwen3", "float32"), ("latent", "bfloat16")])
-def test_a_teachers_weights_are_predicted_to_the_byte(name, precision, tmp_path):
-    write = hybrid_twins.write_hybrid if name in hybrid_twins.TWINS else write_checkpoint
-    write(name, tmp_path)
-    model = MegatronPolicy(policy_config(precision=precision), tmp_path, NegativeLogLikelihood(), frozen=True).model
-    counted = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in model.parameters()}
-    shape = ModelShape.read(json.loads((tmp_path / "config.json").read_text()))
-    assert shape is not None
-    settings = MemorySettings.read(values_of(policy__precision=precision, **{"cluster.gpus_per_node": 0}).get)
-    assert beside_policy({"a": shape}, settings, 0).rests["weights"] == sum(counted.values())
 
 
 @pytest.mark.parametrize(("topk", "zero"), [(16, False), (16, True), (None, False)])
