@@ -62,7 +62,6 @@ SLIPS = {
     "mcqa_simple_agnet": "mcqa_simple_agent",
     "Genrm_simple_agent": "genrm_simple_agent",
     "genrm_simple_agent_reasoning_of": "genrm_simple_agent_reasoning_off",
-    "swe_pivot_single_step_tool_use_with_argument_comparson_agent": f"swe_pivot_{SINGLE}_agent",
     "swe_agents_trian": "swe_agents_train",
 }
 
@@ -194,9 +193,8 @@ PUBLISHED_SETTINGS: dict[str, dict[str, Any]] = {
     "swerl_gen_simple_agent": {"sandbox_timeout": 900.0, "relaxed_formatting": False},
     "workplace_assistant_simple_agent": {"max_steps": 6},
 }
-"""Agent → what the published configs set for it, under the names that the settings have here. Not here: where servers
-are and how many processes they have, judges' prompts and labels (ours are our own), and `should_use_judge` of
-math_with_judge, which stays on where a recipe does not turn it off."""
+"""Some agents → what the published configs set for them, under the names that the settings have here. Not here: where
+servers are and how many processes they have, judges' prompts and labels (ours are our own)."""
 
 
 @pytest.mark.parametrize("agent", sorted(PUBLISHED_SETTINGS))

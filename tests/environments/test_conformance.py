@@ -81,7 +81,7 @@ ROWS = {"workplace_assistant": mailing("Hello")} | {
 }
 IN_PROCESSES = {"importing_it_is_light", "env_show_renders"}
 """Checks in processes of their own, of what other tests ask of every environment."""
-WITH_HELPERS = {"math_with_judge", "ns_tools", "reasoning_gym", "structured_outputs"}
+WITH_HELPERS = {"lc_niah", "math_with_judge", "ns_tools", "reasoning_gym", "structured_outputs"}
 """These start helper processes, which the kit would do a hundred times: it looks at their rows and settings, and
 test_hostile_answers at what they do with answers."""
 OF_ROWS = ("settings_are_strict", "it_is_documented", "rows_are_accepted")

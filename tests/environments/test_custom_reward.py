@@ -40,8 +40,7 @@ def graded(functions: Any, answers: list[str], row: dict[str, Any] | None = None
     return asyncio.run(judge())
 
 
-@pytest.mark.parametrize("function", ["matches", "slow_matches"])
-@pytest.mark.parametrize("row", [CHAT, TEXT])
+@pytest.mark.parametrize(("function", "row"), [("matches", CHAT), ("slow_matches", TEXT)])
 def test_a_function_of_trls_signature_gets_columns_and_answers(function: str, row: dict[str, Any]) -> None:
     verdicts = graded(function, ["2", "3"], row)
     assert [verdict.reward for verdict in verdicts] == [1.0, 0.0]
@@ -68,7 +67,6 @@ def test_rewards_are_weighted_and_none_has_no_say() -> None:
         ("without_a_score", "gave a dict without 'score': it has 'acc', 'pred'"),
         ("a_nested_score", "gave {'acc': 1.0}: a reward must be a number or None"),
         ("not_a_number", "reward_functions.py:not_a_number gave nan: a reward must be a finite float32 or None"),
-        ("too_large", "reward_functions.py:too_large gave a number that is too large for a float"),
         ("raises", "no such key: gold"),
     ],
 )
@@ -99,11 +97,6 @@ def test_a_weighted_sum_that_is_no_finite_float32_is_no_reward_and_tells_its_par
     assert (
         verdict.details["message"] == f"the sum of the rewards must be a finite float32, found {weight * 1e38}: {parts}"
     )
-
-
-def test_a_function_that_does_not_end_is_cut_off() -> None:
-    verdicts = graded("hangs", ["2", "3"], timeout_s=1)
-    assert [verdict.failure for verdict in verdicts] == ["verifier_timeout"] * 2
 
 
 @pytest.mark.parametrize(

@@ -26,17 +26,13 @@ BEGUN = {"responses_create_params": {"input": [{"role": role, "content": "x"} fo
         ("calendar", BEGUN, "responses_create_params.input"),
         ("calendar", {"exp_cal_state": [1]}, "exp_cal_state"),
         ("equivalence_llm_judge", {"expected_answer": " "}, "expected_answer"),
-        ("equivalence_llm_judge", {"template_metadata": {"output_regex": "("}}, "template_metadata.output_regex"),
         ("genrm_compare", WITHOUT_TEXT, "responses_create_params.input"),
         ("genrm_compare", {"principle": 3}, "principle"),
-        ("inverse_if", {"rubric": [{"id": "1"}]}, "rubric[0].criteria"),
         ("inverse_if", {"rubric": [{"id": "1", "criteria": "c", "weight": 0}]}, "rubric"),
-        ("inverse_if", {"rubric": [{"id": "1", "criteria": "c", "weight": "nan"}]}, "rubric"),
         ("jailbreak_detection", {"adversarial_prompt": "", **WITHOUT_TEXT}, "adversarial_prompt"),
         ("jailbreak_detection", {"response_policy_mapped": "of nobody"}, "response_policy_mapped"),
         ("math_formal_lean", {"formal_statement": "theorem t : a = a"}, "formal_statement"),
         ("multichallenge", {"rubric": [{"question": "q", "pass_criteria": "MAYBE"}]}, "rubric[0].pass_criteria"),
-        ("over_refusal_detection", {"safe_prompt": "", **WITHOUT_TEXT}, "safe_prompt"),
         (SINGLE, {"expected_action": {"type": "function_call_batch", "calls": []}}, "expected_action.calls"),
         (SINGLE, {"expected_action": call("f", "[1]")}, "expected_action"),
         (SINGLE, {"expected_action": call("", "{}")}, "expected_action"),
@@ -48,10 +44,8 @@ BEGUN = {"responses_create_params": {"input": [{"role": role, "content": "x"} fo
                 ({"inputs": ["1"], "outputs": ["not json"], "fn_name": "f"}, "unit_tests.outputs[0]"),
             )
         ),
-        ("instruction_following/title", {"instruction_id_list": [], "kwargs": []}, "instruction_id_list"),
         ("instruction_following/title", {"instruction_id_list": ["startend:none"]}, "instruction_id_list[0]"),
         ("instruction_following/lowercase_counting", {"kwargs": [None]}, "kwargs[0]"),
-        ("instruction_following/title", {"grading_mode": "half"}, "grading_mode"),
         ("inverse_if", {"rubric": [{"criteria": "x", "weight": "much"}]}, "rubric"),
         ("lc_niah", {"expected_answer": "a"}, "expected_answer"),
         ("mcqa", {"options": []}, "options"),
@@ -61,7 +55,6 @@ BEGUN = {"responses_create_params": {"input": [{"role": role, "content": "x"} fo
         ("multichallenge", {"rubric": [{"pass_criteria": "YES"}]}, "rubric[0].question"),
         ("reasoning_gym/basic_arithmetic", {"metadata": {"source_dataset": "none"}}, "metadata.source_dataset"),
         ("reasoning_gym/basic_arithmetic", {"question": None}, "question"),
-        ("reasoning_gym/basic_arithmetic", {"responses_create_params": {}}, "responses_create_params.input"),
         (
             "code_gen",
             {"verifier_metadata": {"unit_tests": {"inputs": ["1\n{"], "outputs": ["1"], "fn_name": "f"}}},
@@ -70,7 +63,6 @@ BEGUN = {"responses_create_params": {"input": [{"role": role, "content": "x"} fo
         ("instruction_following/number_words", {"kwargs": [{"num_words": "ten", "relation": "at least"}]}, "kwargs[0]"),
         ("math_with_judge", {"expected_answer": r"$\text{}$"}, "expected_answer"),
         ("reasoning_gym/knights_knaves", {"metadata": {"source_dataset": "complex_arithmetic"}}, "metadata"),
-        (SINGLE, {"expected_action": {"type": "function_call_batch", "calls": ["f"]}}, "expected_action.calls"),
         (SINGLE, {"expected_action": call("f", '{"x": NaN}')}, "expected_action"),
         *(
             ("structured_outputs/json", {"schema_str": json.dumps(schema)}, "schema_str")
@@ -109,7 +101,6 @@ def test_a_row_that_cannot_be_judged_is_refused_by_its_field(name: str, change: 
     [
         {"$defs": {"a": {"type": "string"}}, "properties": {"x": {"$ref": "#/$defs/a"}, "y": {"$ref": "#/$defs/a"}}},
         {"$id": "https://example.com/a", "$defs": {"b": {"$id": "b", "$anchor": "c"}}, "items": {"$ref": "b#c"}},
-        {"properties": {"child": {"$ref": "#"}}, "type": ["object", "null"]},
         {"$ref": "https://json-schema.org/draft/2020-12/schema"},
         {"properties": {"$ref": {"type": "string"}, "pattern": {"type": "string"}}},
         {"enum": [{"$ref": "#/nowhere", "pattern": "("}]},

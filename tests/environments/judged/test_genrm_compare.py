@@ -64,6 +64,14 @@ def test_circular_group_hand_computed(scripted: Any, row: dict[str, Any]) -> Non
     assert judge.sampling[0] == {"temperature": 0.6, "top_p": 0.95, "max_tokens": 16384}
 
 
+@pytest.mark.parametrize(("strategy", "judges", "calls"), [("circular", 3, 15), ("all_pairs", 2, 20)])
+def test_number_of_judge_calls(scripted: Any, row: dict[str, Any], strategy: str, judges: int, calls: int) -> None:
+    judge = scripted(constant)
+    environment = build(judge, comparison_strategy=strategy, num_judges_per_comparison=judges)
+    judge_group(environment, row, [Response(f"answer {k}") for k in range(5)])
+    assert len(judge.calls) == calls
+
+
 def test_the_bonus_for_the_shortest_answer_passes_over_one_that_says_nothing(
     scripted: Any, row: dict[str, Any]
 ) -> None:
@@ -247,10 +255,15 @@ def test_ordinary_text_is_unchanged(text: str) -> None:
 # --- rows and settings ----------------------------------------------------------------------------------------------
 
 
-def test_a_principle_is_shown_only_where_principles_are_used(scripted: Any, row: dict[str, Any]) -> None:
-    judge = scripted(constant)
-    judge_group(build(judge), {**row, "principle": "Shorter wins."}, [Response("7"), Response("11")])
-    assert "Shorter wins." not in str(judge.calls)
+def test_the_range_of_rewards_is_what_scores_ties_terms_and_bonuses_can_come_to(scripted: Any) -> None:
+    assert build(scripted(constant)).reward_range == (-1.5, 7.5)
+    assert build(scripted(constant)).usual_range == (1.0, 5.0)
+    terms = ("reasoning_length", "answer_length", "style")
+    for number, term in enumerate(terms, start=1):
+        weight = {f"group_{term}_penalty_coeff": float(number)}
+        assert build(scripted(constant), **weight).reward_range == (-1.5 - number, 7.5 + number)
+    for bonus in ("reasoning_bonus", "answer_bonus"):
+        assert build(scripted(constant), **{bonus: 0.5}).reward_range == (-1.5, 8.0)
 
 
 def test_a_note_says_as_which_of_the_two_the_judge_was_shown_the_answer(scripted: Any, row: dict[str, Any]) -> None:

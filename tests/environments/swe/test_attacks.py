@@ -84,11 +84,9 @@ def test_a_forgery_earns_nothing_and_does_not_spoil_a_fix(name: str) -> None:
     [
         "the tests are rewritten",
         "conftest",
-        "sitecustomize",
         "a module shadows the runner",
         "a link to the tests",
         "repository hooks",
-        "compiled files",
         "names that are hard to write",
     ],
 )

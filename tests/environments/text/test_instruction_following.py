@@ -10,6 +10,7 @@ import pytest
 from nemotron_steps.environments.base import Response, Session
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.text.instruction_checks import CHECKS, sentences
+from nemotron_steps.errors import DataError
 
 PROMPT = {"prompt_to_repeat": "Say hi."}
 
@@ -162,6 +163,17 @@ EDGES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("detectable_format:bigram_wrapping", {}, ["<<a b>>", "<<a b>> c"], ["<<a b", "a b>>", "<<a b>> c d"]),
     ("combination:repeat_prompt", {"prompt_to_repeat": " Hi. "}, ["hi. x", "HI."], ["x hi.", "hi"]),
 ]
+
+
+def test_the_fields_may_stand_under_verifier_metadata() -> None:
+    fields = {"instruction_id_list": ["punctuation:no_comma", "keywords:word_once"], "kwargs": [None, {"keyword": "a"}]}
+    row = {"responses_create_params": {"input": "Say."}, "verifier_metadata": {**fields, "grading_mode": "fraction"}}
+    environment = create("instruction_following")
+    environment.check_row(row, "f:1")
+    assert asyncio.run(environment.verify(row, Response("a, b"), Session())).reward == 0.5
+    broken = {**row, "verifier_metadata": {**fields, "kwargs": []}}
+    with pytest.raises(DataError, match="kwargs"):
+        environment.check_row(broken, "f:1")
 
 
 @pytest.mark.parametrize(("name", "arguments", "follow", "break_"), EDGES)
