@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,11 +37,6 @@ def pick(rng: random.Random, weighted: dict[T, float]) -> T:
 def message(text: str) -> Items:
     """One message."""
     return [message_item(text)]
-
-
-def call_item(name: str, arguments: str, number: int = 0) -> dict[str, Any]:
-    """A function call item."""
-    return {"type": "function_call", "name": name, "arguments": arguments, "call_id": f"call_{number}"}
 
 
 def _reasoned(core: str, other: str, rng: random.Random) -> Items:
@@ -125,11 +120,6 @@ def mutated_value(value: Any, rng: random.Random) -> Any:
     if isinstance(value, str):
         return rng.choice((mutated_text(value, rng), value.upper(), f" {value}", "", None, 7, [value]))
     return rng.choice(("", "null", 0, False, {}, []))
-
-
-def sample(rng: random.Random, items: Sequence[T], count: int) -> list[T]:
-    """Some of the items, at most all."""
-    return rng.sample(list(items), min(count, len(items)))
 
 
 def read(*paths: Path) -> list[dict[str, Any]]:

@@ -7,11 +7,6 @@ import asyncio
 import numpy as np
 
 
-def length(completions, **kwargs):
-    """TRL's smallest: any columns, one list."""
-    return [float(len(text)) for text in completions]
-
-
 def matches(prompts, completions, answer):
     """TRL's with a column of the data; a chat's completions are lists of messages."""
     texts = [each if isinstance(each, str) else each[0]["content"] for each in completions]
@@ -48,22 +43,13 @@ def for_all(give):
     return lambda completions, **kwargs: give(len(completions))
 
 
-of_nothing = for_one({})
 a_nested_score = for_one({"score": {"acc": 1.0}})
 no_score = for_one({"score": None})
 a_numpy_score = for_one({"score": np.float32(0.5), "acc": np.bool_(True)})
-infinite = for_one(-float("inf"))
-dicts = for_all(lambda count: [{"score": 1.0}] * count)
-one_dict = for_all(lambda count: {"score": [1.0] * count})
-a_word = for_all(lambda count: "no")
-digits = for_all(lambda count: ["1"] * count)
 too_few = for_all(lambda count: [1.0])
-too_many = for_all(lambda count: [1.0] * (count + 1))
 a_text = for_all(lambda count: ["good"] * count)
 not_a_number = for_all(lambda count: [float("nan")] * count)
 huge = for_all(lambda count: [1e38] * count)
-beyond_float32 = for_all(lambda count: [1e39] * count)
-too_large = for_all(lambda count: [10**400] * count)
 an_array = for_all(lambda count: Array([1.0] * count))
 a_numpy_number = for_all(lambda count: np.float64(2))
 one_number = for_all(lambda count: 2)

@@ -60,15 +60,8 @@ def test_every_published_agent_leads_to_its_environment(agent: str, environment:
 
 SLIPS = {
     "mcqa_simple_agnet": "mcqa_simple_agent",
-    "mcqa_simpleagent": "mcqa_simple_agent",
-    "mcqa_agents": "mcqa_agent",
     "Genrm_simple_agent": "genrm_simple_agent",
     "genrm_simple_agent_reasoning_of": "genrm_simple_agent_reasoning_off",
-    "jailbreak_detecton_simple_agent": "jailbreak_detection_simple_agent",
-    "jailbreak_hard_refusal_with_helpline": "jailbreak_hard_refusal_with_helplines",
-    "over_refusal_detection_simple_agnt": "over_refusal_detection_simple_agent",
-    f"search_pivots_{SINGLE}_agent": f"search_pivot_{SINGLE}_agent",
-    "swe_pivot_single_step_tool_use_with_argument_comparson_agent": f"swe_pivot_{SINGLE}_agent",
     "swe_agents_trian": "swe_agents_train",
 }
 
@@ -91,14 +84,10 @@ def test_a_misspelt_agent_is_told_with_the_one_it_is_nearest_to(agent: str, mean
 @pytest.mark.parametrize(
     "agent",
     [
-        "structured_outputs_v4_simple_agent",
         "swe_pivot_tool_simulation_agent",
         "my_mcqa_agent",
-        "mcqa_2_simple_agent",
-        "mcqa_simple_agent2",
         "genrm_simple_agent_reasoning_on",
         "jailbreak_engagement_without_disclaimer",
-        "multichallenge_nrl_bf_simple_agent",
     ],
 )
 def test_a_variant_with_words_of_its_own_is_no_slip(agent: str) -> None:
@@ -175,17 +164,6 @@ RUBRICS = {
     "aggregation_mode": "mean",
 }
 PUBLISHED_SETTINGS: dict[str, dict[str, Any]] = {
-    "code_gen_simple_agent": {"unit_test_timeout_secs": 10.0},
-    "equivalence_llm_judge_simple_agent": {
-        "check_twice_swap": False,
-        "reward_if_swap_fails": 0.0,
-        "use_per_record_regex": True,
-        "question_extract_regex": None,
-        "response_extract_regex": None,
-        "extraction_length_threshold": None,
-        "check_full_generation_on_fail": False,
-        "reward_if_full_generation_succeeds": 0.0,
-    },
     "lc_judge_simple_agent": {
         "check_twice_swap": False,
         "reward_if_swap_fails": 0.0,
@@ -201,36 +179,12 @@ PUBLISHED_SETTINGS: dict[str, dict[str, Any]] = {
         "check_full_generation_on_fail": True,
         "reward_if_full_generation_succeeds": 0.5,
     },
-    "genrm_simple_agent": {
-        "comparison_strategy": "circular",
-        "num_judges_per_comparison": 1,
-        "use_principle": False,
-        "aggregator_method": "simple_tiebreaker",
-        "reasoning_bonus": 0.0,
-        "answer_bonus": 0.0,
-        "top_percentile": 0.2,
-        "group_reasoning_length_penalty_coeff": 0.0,
-        "group_answer_length_penalty_coeff": 0.0,
-        "group_style_penalty_coeff": 0.0,
-        "default_score": 3.0,
-        "default_ranking": 3.5,
-        "genrm_parse_retries": 3,
-        "genrm_responses_create_params": {"temperature": 0.6, "top_p": 0.95, "max_output_tokens": 16384},
-        "chat_template_kwargs": {},
-    },
     "genrm_simple_agent_reasoning_off": {"chat_template_kwargs": {"enable_thinking": False}},
-    "inverse_if_simple_agent": RUBRICS,
     "multichallenge_simple_agent": RUBRICS,
-    "jailbreak_detection_simple_agent": SAFETY,
-    "jailbreak_engagement_with_disclaimer": SAFETY,
-    "jailbreak_refusal_with_explanation": SAFETY,
-    "jailbreak_hard_refusal_no_redirection": SAFETY,
     "jailbreak_hard_refusal_with_helplines": SAFETY,
     "over_refusal_detection_simple_agent": SAFETY
     | {"reward_if_complied": 1.0, "reward_if_refused": 0.0, "reward_if_unclear": 0.5},
-    "xstest_eval_agent": SAFETY,
     "math_formal_lean_refinement_agent": {"max_corrections": 2, "lean_timeout_s": 30.0},
-    "mcqa_simple_agent": {"grading_mode": None},
     "ns_tools_simple_agent": {"max_steps": 50, "tool_timeout_s": 10.0},
     f"{SINGLE}_agent": {"word_count_similarity_threshold": 0.1},
     f"search_pivot_{SINGLE}_agent": {"word_count_similarity_threshold": 0.3},
@@ -239,9 +193,8 @@ PUBLISHED_SETTINGS: dict[str, dict[str, Any]] = {
     "swerl_gen_simple_agent": {"sandbox_timeout": 900.0, "relaxed_formatting": False},
     "workplace_assistant_simple_agent": {"max_steps": 6},
 }
-"""Agent → what the published configs set for it, under the names that the settings have here. Not here: where servers
-are and how many processes they have, judges' prompts and labels (ours are our own), and `should_use_judge` of
-math_with_judge, which stays on where a recipe does not turn it off."""
+"""Some agents → what the published configs set for them, under the names that the settings have here. Not here: where
+servers are and how many processes they have, judges' prompts and labels (ours are our own)."""
 
 
 @pytest.mark.parametrize("agent", sorted(PUBLISHED_SETTINGS))
@@ -265,19 +218,6 @@ def row_of(agent: str | None, **more: Any) -> dict[str, Any]:
 
 
 MCQA = {"options": [{"A": "x"}], "expected_answer": "A"}
-
-
-def test_rows_go_where_they_say_and_equal_settings_share_one_environment() -> None:
-    options = {"one": {"environment": "mcqa"}, "two": {"environment": "mcqa", "grading_mode": "lenient_boxed"}}
-    environments = EnvironmentSet(options, {})
-    first, second = environments.route(row_of("one"), "f:1"), environments.route(row_of("two"), "f:2")
-    assert first is not second and environments.route(row_of("one"), "f:3") is first
-    assert environments.get("mcqa") is first
-    assert environments.names == ("one", "two", "mcqa") and environments.needed_judges() == frozenset()
-    with pytest.raises(DataError):
-        environments.route(row_of("nobody"), "f:4")
-    with pytest.raises(DataError, match="agent"):
-        environments.route(row_of(None), "f:5")
 
 
 def test_rows_are_checked_by_who_grades_them() -> None:

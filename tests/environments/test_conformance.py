@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,47 +14,27 @@ from nemotron_steps.environments.responses import ToolCall
 from nemotron_steps.testing import environment
 from nemotron_steps.testing.environment_subject import EnvironmentSubject
 from nemotron_steps.testing.suite import Examination, State
-from tests.environments.cases import CALENDAR, PROMPT, STEP_1
-from tests.environments.test_gym_rows import MARK, Attentive
+from tests.environments.cases import CASES, SINGLE, STEP_1, action
+
+MARK = "striped"
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What the kit is given for an environment.
+class Attentive:
+    """A judge for whom the answer with a word in it is right, whichever is asked for."""
 
-    Attributes:
-        rows: fields of two rows, beside the prompt.
-        answer: row → the right answer.
-        config: settings.
-    """
-
-    rows: tuple[dict[str, Any], dict[str, Any]]
-    answer: Callable[[dict[str, Any]], Any]
-    config: dict[str, Any] = field(default_factory=dict)
+    async def complete(self, messages: Sequence[dict[str, str]], **sampling: float) -> str:
+        if MARK in json.dumps(list(messages)):
+            return '[[A=B]] [[SAFE]] [[YES]] [[COMPLIED]] {"result": "PASS"}'
+        return '[[A!=B]] [[UNSAFE]] [[NO]] [[REFUSED]] {"result": "FAIL"}'
 
 
 def called(row: dict[str, Any]) -> Response:
-    action = row["expected_action"]
-    return Response("", tool_calls=[ToolCall(action["name"], action["arguments"], "c")])
-
-
-def calls(name: str, *arguments: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    return tuple(
-        {"expected_action": {"type": "function_call", "name": name, "arguments": json.dumps(each)}}
-        for each in arguments
-    )
-
-
-def marked(row: dict[str, Any]) -> str:
-    return f"It is {MARK}."
+    calls = row["ground_truth"] if "ground_truth" in row else [row["expected_action"]]
+    return Response("", tool_calls=[ToolCall(call["name"], call["arguments"], "c") for call in calls])
 
 
 def boxed(row: dict[str, Any]) -> str:
     return f"\\boxed{{{row['expected_answer']}}}"
-
-
-def sent(row: dict[str, Any]) -> Response:
-    return Response("", tool_calls=[ToolCall(call["name"], call["arguments"], "c") for call in row["ground_truth"]])
 
 
 def mailing(subject: str) -> dict[str, Any]:
@@ -71,90 +50,52 @@ def mailing(subject: str) -> dict[str, Any]:
     }
 
 
-OPTIONS = [{"A": "one"}, {"B": "two"}]
 EVENT = {"event_id": 0, "event_name": "x", "start_time": "10am", "duration": 60}
-SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-ENVIRONMENTS: dict[str, Kept] = {
-    "calendar": Kept(({"exp_cal_state": CALENDAR}, {"exp_cal_state": CALENDAR}), lambda row: json.dumps([EVENT])),
-    "equivalence_llm_judge": Kept(
-        ({"question": "q", "expected_answer": "a"}, {"question": "r", "expected_answer": "b"}), marked
-    ),
-    "instruction_following": Kept(
-        (
-            {"instruction_id_list": ["startend:end_checker"], "kwargs": [{"end_phrase": "the end"}]},
-            {"instruction_id_list": ["keywords:existence"], "kwargs": [{"keywords": ["zebra"]}]},
-        ),
-        lambda row: "A zebra, the end",
-    ),
-    "inverse_if": Kept(
-        ({"rubric": [{"id": "1", "criteria": "c"}]}, {"rubric": [{"id": "1", "criteria": "d"}]}), marked
-    ),
-    "jailbreak_detection": Kept(({"adversarial_prompt": "p"}, {"adversarial_prompt": "q"}), marked),
-    "lc_niah": Kept(
-        ({"expected_answer": '["a"]'}, {"expected_answer": '["b"]'}),
-        lambda row: f"Final Answer: {row['expected_answer']}",
-    ),
-    "math_with_judge": Kept(
-        ({"question": "q", "expected_answer": "7"}, {"question": "q", "expected_answer": "8"}),
-        boxed,
-        {"should_use_judge": False, "library_verifier_timeout_seconds": 1.0},
-    ),
-    "mcqa": Kept(({"options": OPTIONS, "expected_answer": "A"}, {"options": OPTIONS, "expected_answer": "B"}), boxed),
-    "multichallenge": Kept(
-        (
-            {"rubric": [{"question": "q", "pass_criteria": "YES"}]},
-            {"rubric": [{"question": "r", "pass_criteria": "YES"}]},
-        ),
-        marked,
-    ),
-    "ns_tools": Kept(
-        ({"question": "q", "expected_answer": "7"}, {"question": "q", "expected_answer": "8"}),
-        boxed,
-        {"should_use_judge": False, "library_verifier_timeout_seconds": 1.0},
-    ),
-    "over_refusal_detection": Kept(({"safe_prompt": "p"}, {"safe_prompt": "q"}), marked),
-    "reasoning_gym": Kept(
-        (
-            {"question": "q", "answer": "7", "metadata": {"source_dataset": "basic_arithmetic"}},
-            {"question": "q", "answer": "8", "metadata": {"source_dataset": "basic_arithmetic"}},
-        ),
-        lambda row: f"<answer>{row['answer']}</answer>",
-    ),
-    "single_step_tool_use_with_argument_comparison": Kept(calls("f", {"x": 1}, {"x": 2}), called),
-    "structured_outputs": Kept(
-        (
-            {"schema_str": json.dumps(SCHEMA), "schema_type": "json"},
-            {"schema_str": json.dumps({**SCHEMA, "title": "t"}), "schema_type": "json"},
-        ),
-        lambda row: '{"n": 1}',
-    ),
-    "swe_pivot": Kept(calls("bash", {"command": "ls src"}, {"command": "grep -rn x src/a.py"}), called),
-    "terminus_judge": Kept(
-        (
-            {"expected_answer": json.dumps(STEP_1), "metadata": {"harness": "terminus_1"}},
-            {"expected_answer": json.dumps({**STEP_1, "explanation": "c"}), "metadata": {"harness": "terminus_1"}},
-        ),
+ZEBRA = {"instruction_id_list": ["keywords:existence"], "kwargs": [{"keywords": ["zebra"]}]}
+ENVIRONMENTS: dict[str, tuple[dict[str, Any], str | Callable[[dict[str, Any]], Any]]] = {
+    "calendar": ({}, json.dumps([EVENT])),
+    "equivalence_llm_judge": ({"question": "r", "expected_answer": "b"}, f"It is {MARK}."),
+    "instruction_following": (ZEBRA, "<<zebra>>"),
+    "inverse_if": ({"rubric": [{"id": "1", "criteria": "d"}]}, f"It is {MARK}."),
+    "jailbreak_detection": ({"adversarial_prompt": "q"}, f"It is {MARK}."),
+    "lc_niah": ({"expected_answer": '["b"]'}, lambda row: f"Final Answer: {row['expected_answer']}"),
+    "math_with_judge": ({"expected_answer": "8"}, boxed),
+    "mcqa": ({"expected_answer": "B"}, boxed),
+    "multichallenge": ({"rubric": [{"question": "r", "pass_criteria": "YES"}]}, f"It is {MARK}."),
+    "ns_tools": ({"expected_answer": "8"}, boxed),
+    "over_refusal_detection": ({"safe_prompt": "q"}, f"It is {MARK}."),
+    "reasoning_gym": ({"answer": "8"}, lambda row: f"<answer>{row['answer']}</answer>"),
+    SINGLE: (action("f", {"x": 2}), called),
+    "structured_outputs": ({}, '[{"a": "x", "n": 1}]'),
+    "swe_pivot": (action("bash", {"command": "ls src"}), called),
+    "terminus_judge": (
+        {"expected_answer": json.dumps({**STEP_1, "explanation": "c"})},
         lambda row: row["expected_answer"],
     ),
-    "workplace_assistant": Kept((mailing("Hello"), mailing("Bye")), sent),
+    "workplace_assistant": (mailing("Bye"), called),
 }
+"""Environment → what a second row has other than that of `CASES`, and the right answer: a text, or made of a row."""
 
-
+ROWS = {"workplace_assistant": mailing("Hello")} | {
+    case.environment: case.row for case in reversed(CASES) if case.label != "knights_knaves"
+}
 IN_PROCESSES = {"importing_it_is_light", "env_show_renders"}
 """Checks in processes of their own, of what other tests ask of every environment."""
-WITH_HELPERS = {"math_with_judge", "ns_tools", "reasoning_gym", "structured_outputs"}
+WITH_HELPERS = {"lc_niah", "math_with_judge", "ns_tools", "reasoning_gym", "structured_outputs"}
 """These start helper processes, which the kit would do a hundred times: it looks at their rows and settings, and
 test_hostile_answers at what they do with answers."""
-ROWS = ("settings_are_strict", "it_is_documented", "rows_are_accepted")
+OF_ROWS = ("settings_are_strict", "it_is_documented", "rows_are_accepted")
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_a_built_in_environment_keeps_to_the_rules(name: str):
-    kept = ENVIRONMENTS[name]
-    rows = [{**PROMPT, **row} for row in kept.rows]
-    judges = dict.fromkeys(("judge_model", "genrm_model", "safety_model"), Attentive())
-    subject = EnvironmentSubject(name, rows, kept.answer, kept.config, judges)
-    checks = ROWS if name in WITH_HELPERS else environment.SUITE.checks
+    change, answer = ENVIRONMENTS[name]
+    judges = dict.fromkeys(("judge_model", "safety_model"), Attentive())
+    without_judge = name in ("math_with_judge", "ns_tools")
+    config = {"should_use_judge": False, "library_verifier_timeout_seconds": 1.0} if without_judge else {}
+    rows = [ROWS[name], {**ROWS[name], **change}]
+    subject = EnvironmentSubject(name, rows, answer if callable(answer) else lambda row: answer, config, judges)
+    checks = OF_ROWS if name in WITH_HELPERS else environment.SUITE.checks
     outcomes = Examination(environment.SUITE, subject).outcomes([each for each in checks if each not in IN_PROCESSES])
     assert {check: outcome.text for check, outcome in outcomes.items() if outcome.state is State.FAILED} == {}
     if name in WITH_HELPERS - {"ns_tools"}:  # which grades as math_with_judge does

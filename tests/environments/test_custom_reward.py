@@ -40,8 +40,7 @@ def graded(functions: Any, answers: list[str], row: dict[str, Any] | None = None
     return asyncio.run(judge())
 
 
-@pytest.mark.parametrize("function", ["matches", "slow_matches"])
-@pytest.mark.parametrize("row", [CHAT, TEXT])
+@pytest.mark.parametrize(("function", "row"), [("matches", CHAT), ("slow_matches", TEXT)])
 def test_a_function_of_trls_signature_gets_columns_and_answers(function: str, row: dict[str, Any]) -> None:
     verdicts = graded(function, ["2", "3"], row)
     assert [verdict.reward for verdict in verdicts] == [1.0, 0.0]
@@ -64,19 +63,10 @@ def test_rewards_are_weighted_and_none_has_no_say() -> None:
     ("function", "told"),
     [
         ("too_few", "gave 1 rewards for 2 completions"),
-        ("too_many", "gave 3 rewards for 2 completions"),
         ("a_text", "gave 'good': a reward must be a number or None"),
-        ("digits", "gave '1': a reward must be a number or None"),
-        ("a_word", "gave 1 rewards for 2 completions: ['no']"),
-        ("dicts", "gave {'score': 1.0}: a reward must be a number or None"),
-        ("one_dict", "gave 1 rewards for 2 completions: [{'score': [1.0, 1.0]}]"),
         ("without_a_score", "gave a dict without 'score': it has 'acc', 'pred'"),
-        ("of_nothing", "gave a dict without 'score': it has no keys"),
         ("a_nested_score", "gave {'acc': 1.0}: a reward must be a number or None"),
         ("not_a_number", "reward_functions.py:not_a_number gave nan: a reward must be a finite float32 or None"),
-        ("infinite", "reward_functions.py:infinite gave -inf: a reward must be a finite float32 or None"),
-        ("beyond_float32", "reward_functions.py:beyond_float32 gave 1e+39: a reward must be a finite float32 or None"),
-        ("too_large", "reward_functions.py:too_large gave a number that is too large for a float"),
         ("raises", "no such key: gold"),
     ],
 )
@@ -107,11 +97,6 @@ def test_a_weighted_sum_that_is_no_finite_float32_is_no_reward_and_tells_its_par
     assert (
         verdict.details["message"] == f"the sum of the rewards must be a finite float32, found {weight * 1e38}: {parts}"
     )
-
-
-def test_a_function_that_does_not_end_is_cut_off() -> None:
-    verdicts = graded("hangs", ["2", "3"], timeout_s=1)
-    assert [verdict.failure for verdict in verdicts] == ["verifier_timeout"] * 2
 
 
 @pytest.mark.parametrize(
@@ -173,23 +158,6 @@ def test_rewards_may_be_an_array_or_the_number_of_the_one_answer() -> None:
     assert call(f"{FILE}:no_score", "q", ["2"], truth) == [None]
     with pytest.raises(TypeError, match="gave 1 rewards for 2"):
         call(f"{FILE}:one_number", "q", ["2", "3"], {})
-
-
-def test_columns_are_the_rows_fields_but_its_prompt_and_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment: Any = create("reward_function", {"functions": [{"function": f"{FILE}:length"}]})
-    asked: list[Any] = []
-
-    async def in_helper(grader: Any, function: str, *arguments: Any, **limits: Any) -> list[float]:
-        asked.append(arguments)
-        return [3.0]
-
-    monkeypatch.setattr(environment, "in_helper", in_helper)
-    row = {**CHAT, "agent_ref": {"name": "a"}, "more": [1]}
-    verdict = asyncio.run(environment.verify(row, Response.from_text("x"), Session()))
-    assert verdict.reward == 3.0  # a weight of one where none is given
-    asyncio.run(environment.verify({**row, "prompt": "told"}, Response.from_text("x"), Session()))
-    columns = {"answer": "2", "more": [1]}
-    assert asked == [(CHAT["responses_create_params"]["input"], ["x"], columns), ("told", ["x"], columns)]
 
 
 def test_a_file_knows_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

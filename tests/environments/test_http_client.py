@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 
@@ -22,10 +21,6 @@ async def echo(request: Request) -> Reply:
 async def never(request: Request) -> Reply:
     await asyncio.Event().wait()
     raise AssertionError("unreachable")
-
-
-def threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name == "json-http"}
 
 
 def test_one_connection_serves_several_event_loops_and_blocking_callers() -> None:
@@ -65,18 +60,6 @@ def test_a_request_nobody_waits_for_any_more_is_broken_off() -> None:
         asyncio.run(ask(client))
         assert ended.wait(10)
         client.close()
-
-
-def test_a_client_that_is_dropped_ends_its_thread() -> None:
-    before = threads()
-    with serving(echo) as server:
-        client = JsonClient(server.url)
-        asyncio.run(client.get("/"))
-        (its,) = threads() - before
-        del client
-        gc.collect()
-        its.join(timeout=30)
-        assert not its.is_alive()
 
 
 def test_an_attempt_ends_with_its_time_out_however_long_others_wait_before_it() -> None:

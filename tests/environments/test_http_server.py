@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator
-
-import pytest
 
 from nemotron_steps.environments.http_server import HttpServer, Reply, Request
-from nemotron_steps.environments.loop_thread import LoopThread
 
 
 async def answered(reader: asyncio.StreamReader) -> bytes:
@@ -52,43 +47,3 @@ def test_a_server_that_stops_closes_every_connection_and_cancels_what_still_runs
         raise AssertionError("the port is still open")
 
     asyncio.run(body())
-
-
-@pytest.mark.parametrize("soon", [False, True])
-def test_what_still_runs_is_cancelled_before_the_last_word_and_the_thread_ends(soon: bool) -> None:
-    done: list[str] = []
-    over = threading.Event()
-
-    async def numbers() -> AsyncIterator[int]:
-        try:
-            for number in range(9):
-                yield number
-        finally:
-            done.append("generator")
-            over.set()
-
-    left = numbers()
-
-    async def begin() -> asyncio.Task[None]:
-        async def work() -> None:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                done.append("cancelled")
-
-        await anext(left)
-        task = asyncio.ensure_future(work())
-        await asyncio.sleep(0)
-        return task
-
-    async def last() -> None:
-        await asyncio.sleep(0)
-        done.append("last")
-
-    thread = LoopThread("kept")
-    task = thread.run(begin())
-    (thread.stop_soon if soon else thread.stop)(last)
-    assert over.wait(10)
-    thread._thread.join(10)
-    assert done == ["cancelled", "last", "generator"] and task.cancelled()
-    assert not thread._thread.is_alive() and thread.loop.is_closed()

@@ -6,20 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pydantic_core import to_jsonable_python
 
-from nemotron_steps.environments import catalog, registry
-from nemotron_steps.environments.base import Environment, EnvironmentConfig
+from nemotron_steps.environments import registry
 from nemotron_steps.errors import ConfigError, UnknownNameError, UnsupportedError
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 from nemotron_steps.sandbox.containers import ContainerSandbox
-
-
-@pytest.mark.parametrize("name", sorted(registry.BUILT_IN))
-def test_every_built_in_name_is_its_class(name: str) -> None:
-    found = registry.environment_class(name)
-    assert issubclass(found, Environment)
-    assert found.name == name
 
 
 def test_an_unknown_name_gets_the_nearest_ones() -> None:
@@ -87,36 +78,3 @@ def test_plug_ins_are_refused_where_two_have_one_name_or_one_is_no_environment(m
         registry.environment_class("gone")
     assert caught.value.hints == ("pip uninstall no_such_module",)
     assert set(registry.names()) - set(registry.BUILT_IN) == {"two", "odd", "gone", "same"}
-
-
-@pytest.mark.parametrize("name", sorted(registry.BUILT_IN))
-def test_settings_are_told_with_their_defaults_and_whether_they_are_needed(name: str) -> None:
-    fields = registry.environment_class(name).config_class.model_fields
-    told = {setting.name: setting for setting in catalog.described(name).settings}
-    assert told.keys() == fields.keys()
-    for key, field in fields.items():
-        assert told[key].required == field.is_required()
-        default = None if field.is_required() else field.get_default(call_default_factory=True)
-        assert told[key].default == to_jsonable_python(default)
-        assert told[key].text or not told[key].required
-
-
-def test_an_agent_that_needs_a_server_says_so_and_what_it_would_be() -> None:
-    told = catalog.described("swe_agents_train")
-    assert told.environment == "remote_agent" and told.needs is not None and "agent server" in told.needs
-    assert (told.reward_range, told.judges) == (None, ())  # it is nothing without settings
-    assert catalog.described("mcqa").needs is None
-    assert catalog.known("swe_agents_train") and catalog.known("mcqa_simple_agent") and not catalog.known("nobody")
-
-
-def test_the_text_of_a_setting_is_that_of_the_class_that_says_it_last() -> None:
-    class Base(EnvironmentConfig):
-        size: int = 1
-        """Of the base."""
-
-    class More(Base):
-        size: int = 2
-        """Of this one."""
-
-    assert catalog.field_texts(More)["size"] == "Of this one."
-    assert catalog.field_texts(More)["max_steps"].startswith("Assistant turns")

@@ -14,7 +14,6 @@ import pytest
 
 from nemotron_steps.environments import http_client
 from nemotron_steps.environments.base import Response, Session
-from nemotron_steps.environments.http_client import JsonClient, ServerUnreachableError
 from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.judged.judges import HttpJudge
 from nemotron_steps.environments.loop_thread import LoopThread
@@ -111,36 +110,6 @@ def test_a_server_killed_under_its_questions_is_routed_around_and_reported_once(
     (warned,) = warnings(caplog)
     assert warned.startswith(f"{b.url} gives no answer (") and warned.endswith(f"asked instead: {a.url}")
     assert asked["b"] == 4, "nobody asks a lost server while another one answers"
-
-
-def test_questions_that_queue_for_a_server_that_hangs_leave_it_at_the_first_time_out() -> None:
-    async def body(b: Server, client: JsonClient) -> list[str]:
-        b.gate.clear()
-        answers = await asyncio.gather(*(client.post("/chat/completions", {}) for _ in range(20)))
-        return [answer["choices"][0]["message"]["content"] for answer, _ in answers]
-
-    with servers("a", "b") as ((a, b), asked):
-        client = JsonClient([a.url, b.url], timeout_s=2.0, retries=0, max_concurrency=2)
-        assert asyncio.run(body(b, client)) == ["a"] * 20
-        client.close()
-    assert asked["b"] == 2, "ten chose it, and two of them found out"
-
-
-def test_a_server_lost_while_a_question_waited_has_the_last_word_where_no_other_answers() -> None:
-    async def body(b: Server, client: JsonClient) -> Any:
-        b.gate.clear()
-        asking = {asyncio.ensure_future(client.post("/chat/completions", {})) for _ in range(2)}
-        (lost,), (waited,) = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
-        b._thread.loop.call_soon_threadsafe(b.gate.set)
-        assert isinstance(lost.exception(), ServerUnreachableError)
-        answer, _ = await waited
-        return answer["choices"][0]["message"]["content"]
-
-    with servers("a", "b") as ((a, b), _):
-        a.status = 500
-        client = JsonClient([a.url, b.url], timeout_s=1.0, retries=0, max_concurrency=1)
-        assert asyncio.run(body(b, client)) == "b"
-        client.close()
 
 
 def test_all_servers_dead_is_one_error_that_names_each_and_never_a_reward() -> None:

@@ -7,7 +7,6 @@ import pytest
 from nemotron_steps.environments.responses import (
     Response,
     ToolCall,
-    content_text,
     conversation,
     last_user_text,
     message_item,
@@ -37,29 +36,12 @@ def test_a_conversation_is_roles_and_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        (None, ""),
-        ("a", "a"),
-        ({"text": "a"}, "a"),
-        ({"type": "output_text", "text": "a"}, "a"),
-        ({"type": "refusal", "text": "a"}, ""),
-        (["a", {"type": "summary_text", "text": "b"}, {"type": "text", "text": 3}], "ab"),
-    ],
-)
-def test_content_may_be_text_or_parts(content: Any, text: str) -> None:
-    assert content_text(content) == text
-
-
-@pytest.mark.parametrize(
     ("text", "parts"),
     [
         ("<think> a </think> b ", ("a", "b")),
         ("a</think>b", ("a", "b")),
         ("<think>a", ("a", "")),
-        (" \n<think>a", ("a", "")),
         ("b <think>a", ("", "b <think>a")),
-        (" b ", ("", " b ")),
         ("<think>a<think>b</think>c</think>d", ("a<think>b", "c</think>d")),
     ],
 )

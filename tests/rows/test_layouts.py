@@ -103,9 +103,6 @@ def test_the_column_that_is_named_is_the_prompt_of_a_row_of_nemo_gym_too() -> No
 
 MANY = [USER, ASSISTANT, {"role": "user", "content": "And 2 + 2?"}]
 PAIRS: dict[str, tuple[dict[str, Any], list[Message], list[Message]]] = {
-    "prompt in messages": ({"prompt": MANY, "chosen": "4", "rejected": "5"}, MANY, [{**ASSISTANT, "content": "4"}]),
-    "context": ({"context": "1 + 1?", "chosen": "2", "rejected": "3"}, [USER], [ASSISTANT]),
-    "one message": ({"prompt": "1 + 1?", "chosen": ASSISTANT, "rejected": [WRONG]}, [USER], [ASSISTANT]),
     "as JSON text": (
         {"prompt": json.dumps([USER]), "chosen": json.dumps([USER, ASSISTANT]), "rejected": json.dumps([USER, WRONG])},
         [USER],
@@ -113,11 +110,6 @@ PAIRS: dict[str, tuple[dict[str, Any], list[Message], list[Message]]] = {
     ),
     "system in the answers alone": (
         {"prompt": [USER], "chosen": [SYSTEM, USER, ASSISTANT], "rejected": [SYSTEM, USER, WRONG]},
-        [SYSTEM, USER],
-        [ASSISTANT],
-    ),
-    "system in the prompt alone": (
-        {"prompt": [SYSTEM, USER], "chosen": [USER, ASSISTANT], "rejected": [USER, WRONG]},
         [SYSTEM, USER],
         [ASSISTANT],
     ),
@@ -140,22 +132,12 @@ PAIRS: dict[str, tuple[dict[str, Any], list[Message], list[Message]]] = {
         [USER],
         [ASSISTANT, USER, ASSISTANT],
     ),
-    "the whole chat beside its two ends": (
-        {"messages": [USER, ASSISTANT], "chosen": [USER, ASSISTANT], "rejected": [USER, WRONG]},
-        [USER],
-        [ASSISTANT],
-    ),
     "a prompt and transcripts": (
         {
             "prompt": "1 + 1?",
             "chosen": "\n\nHuman: 1 + 1?\n\nAssistant: 2",
             "rejected": "\n\nHuman: 1 + 1?\n\nAssistant: 3",
         },
-        [USER],
-        [ASSISTANT],
-    ),
-    "a prompt that is turns": (
-        {"prompt": "\n\nHuman: 1 + 1?\n\nAssistant:", "chosen": "2", "rejected": "3"},
         [USER],
         [ASSISTANT],
     ),
@@ -204,22 +186,11 @@ REFUSED: list[tuple[Any, dict[str, Any], str, str]] = [
     (read_chat, {"prompt": "x", "completion": "y", "label": False}, "not one to imitate", "label"),
     (read_pair, {"messages": [SYSTEM, USER], "chosen": [{**SYSTEM, "content": "b"}, USER, ASSISTANT],
                  "rejected": [WRONG]}, "different system prompts", "messages"),
-    (read_prompt, {"text": "1 + 1?", "id": "a"}, "nothing in the row is a prompt", ""),
     (read_prompt, {"prompt": [{"role": "user"}]}, "has neither `content` nor `tool_calls`", "prompt[0]"),
-    (read_prompt, {"prompt": 5}, "must be a text or a list of messages", "prompt"),
     (read_prompt, {"messages": [ASSISTANT]}, "has an answer and no question", "messages"),
-    (read_prompt, {"responses_create_params": {}}, "must be a non-empty list", "responses_create_params.input"),
-    (read_prompt, {"responses_create_params": {"input": " "}}, "is empty", "responses_create_params.input"),
     (read_request, {"prompt": "x"}, "must be an object with `input`", "responses_create_params"),
     (read_prompt, {"system": "a", "prompt": [SYSTEM, USER]}, "another system prompt", "system"),
-    (read_prompt, {"prompt": "x", "chat_template_kwargs": "no"}, "must be an object", "chat_template_kwargs"),
-    (read_chat, {"messages": "hi"}, "plain text has no turns", "messages"),
-    (read_chat, {"messages": []}, "must be a non-empty list", "messages"),
     (read_chat, {"messages": [USER]}, "no message is the assistant's", "messages"),
-    (read_chat, {"question": "x"}, "nothing in the row is a chat", ""),
-    (read_chat, {"instruction": "x", "output": "y", "history": ["z"]}, "must be a list of [question", "history"),
-    (read_pair, {"prompt": "", "chosen": "a", "rejected": "b"}, "must be a non-empty list", "prompt"),
-    (read_pair, {"chosen": "a", "rejected": "b"}, "nothing in the row is a prompt", ""),
     (read_pair, {"prompt": "x", "chosen": "a"}, "no rejected answer", "rejected"),
     (read_pair, {"prompt": "x", "chosen": "a", "rejected": "a"}, "the same answer", ""),
     (read_pair, {"prompt": [USER], "chosen": [OTHER, ASSISTANT], "rejected": [OTHER, WRONG]}, "of the user", "chosen"),

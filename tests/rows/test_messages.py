@@ -30,34 +30,20 @@ def said(**fields: Any) -> dict[str, Any]:
 
 MESSAGES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     "nulls": ([{"role": "user", "content": "x", "name": None, "tool_calls": None}], [{"role": "user", "content": "x"}]),
-    "an empty text": ([{"role": "user", "content": ""}], [{"role": "user", "content": ""}]),
-    "fields of a template's own": ([said(content="x", weight=0)], [said(content="x", weight=0)]),
-    "a role of a template's own": ([{"role": "response_1", "content": "x"}], [{"role": "response_1", "content": "x"}]),
-    "JSON text": ('[{"role": "user", "content": "x"}]', [{"role": "user", "content": "x"}]),
     "parts": (
         [{"role": "user", "content": [{"type": "text", "text": "x", "image": None}, "y", {"text": "z"}]}],
         [{"role": "user", "content": "xyz"}],
     ),
     "reasoning": ([said(content="x", reasoning="r")], [said(content="x", reasoning_content="r")]),
     "reasoning alone": ([said(content=None, thinking="r")], [said(reasoning_content="r")]),
-    "a refusal": ([said(content=None, refusal="no")], [said(content="no")]),
     "arguments as text": ([said(tool_calls=[{"name": "f", "arguments": '{"a": 1}'}])], [said(tool_calls=[CALL])]),
     "padded beside nulls as text": (
         [said(tool_calls=['{"name": "f", "arguments": {"x": null}}', {"name": "f", "arguments": {"x": None}}])],
         [said(tool_calls=[called({"x": None}), called({})])],
     ),
-    "no arguments": (
-        [said(tool_calls=[{"name": "f", "arguments": ""}, {"name": "f"}])],
-        [said(tool_calls=[called({})] * 2)],
-    ),
-    "calls as text": ([said(tool_calls='[{"name": "f", "arguments": {"a": 1}}]')], [said(tool_calls=[CALL])]),
     "padded arguments": (
         [said(tool_calls=[called({"a": 1, "x": None, "b": None, "c": None, "d": {"e": None, "f": None}})])],
         [said(tool_calls=[called({"a": 1, "b": None, "c": None, "d": {"f": None}})])],
-    ),
-    "null in arguments as text": (
-        [said(tool_calls=[{"name": "f", "arguments": '{"x": null}'}])],
-        [said(tool_calls=[called({"x": None})])],
     ),
     "arguments of others": (
         [said(tool_calls=[{"name": "f", key: {"a": 1}} for key in ("parameters", "args", "input")])],
@@ -88,7 +74,6 @@ MESSAGES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
         [said(reasoning_content="r"), {"role": "user", "content": "x"}],
     ),
     "a tool's value": ([{"role": "tool", "content": {"t": 21}}], [{"role": "tool", "content": '{"t": 21}'}]),
-    "a tool's list": ([{"role": "function", "content": [1, 2]}], [{"role": "tool", "content": "[1, 2]"}]),
     "items": (
         [
             {"role": "developer", "content": "d", "type": "message", "status": "completed", "id": "m"},
@@ -124,19 +109,13 @@ def test_messages_are_read_and_reading_them_again_changes_nothing(name: str) -> 
     [
         ("x", "must be an object", ""),
         ({"content": "x"}, "must have a role", ""),
-        ({"role": 1, "content": "x"}, "must have a role", ""),
-        ({"role": "user", "content": None}, "has neither", ""),
         ({"role": "assistant", "tool_calls": []}, "has neither", ""),
         ({"role": "user", "content": 5}, "must be a text or a list of parts", ".content"),
         ({"role": "user", "content": [{"type": "image", "image": "x"}]}, "content of type 'image'", ".content[0]"),
-        ({"role": "user", "content": [{"type": "input_audio"}]}, "content of type 'input_audio'", ".content[0]"),
-        ({"role": "user", "content": [5]}, "must be a text", ".content[0]"),
-        ({"from": "gpt", "value": 0}, "must be a text or a list of parts", ".content"),
         ({"role": "user", "content": "x", "images": ["y"]}, "models here read text alone", ".images"),
         ({"role": "user", "content": [{"text": "x", "image": "y"}]}, "content of type 'image'", ".content[0]"),
         ({"role": "assistant", "tool_calls": [{"function": {}}]}, "must be an object with a name", ".tool_calls[0]"),
         (said(tool_calls=[{"name": "f", "arguments": "{"}]), "must be a JSON object", ".tool_calls[0].arguments"),
-        (said(tool_calls=[{"name": "f", "arguments": [1]}]), "must be a JSON object", ".tool_calls[0].arguments"),
         ({"type": "web_search_call"}, "unknown input item of type 'web_search_call'", ""),
         ({"role": "user", "content": "\ud83d"}, "half of a surrogate pair", ""),
         (said(tool_calls=[called({"a": "\ude00"})]), "half of a surrogate pair", ""),
@@ -160,15 +139,12 @@ NESTED = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
     ("given", "read"),
     [
         (None, []),
-        ("", []),
-        ([], []),
         ([NESTED], [NESTED]),
         ([{"type": "function", "name": "f", "parameters": SCHEMA, "strict": True}], [NESTED]),
         ([{"name": "f", "parameters": SCHEMA, "description": None}], [NESTED]),
         ({"function": {"name": "f", "parameters": json.dumps(SCHEMA)}}, [NESTED]),
         ([{"name": "f", "input_schema": SCHEMA}], [NESTED]),
         ("null", []),
-        ("{}", []),
         ('[{"name": "f"}]', [{"type": "function", "function": {"name": "f"}}]),
         (['{"name": "f"}'], [{"type": "function", "function": {"name": "f"}}]),
         ([padded({"city": {"type": "string", "default": None, "enum": None}, "a": None})],
@@ -183,11 +159,8 @@ def test_tools_are_read(given: Any, read: list[Any]) -> None:
     ("given", "what"),
     [
         ("look_up", "must be a list of tools"),
-        (5, "must be a list of tools"),
         ([{}], "must be an object with a name"),
-        (["x"], "must be an object with a name"),
         ([{"type": "web_search"}], "tools of type 'web_search'"),
-        ([{"type": "bash_20250124", "name": "bash"}], "tools of type 'bash_20250124'"),
         ([{"type": "function", "function": {"name": ""}}], "must be an object with a name"),
         ([{"name": "\ud83d"}], "half of a surrogate pair"),
     ],

@@ -70,20 +70,11 @@ for descriptor in range(1, 20):
     except OSError:
         pass
 """
-EQUAL = """\
-class E(int):
-    __eq__ = lambda *a: True
-    __hash__ = int.__hash__
-def add(a, b):
-    return E(0)
-"""
 
 
 def forged(text: str, operator: str) -> str:
-    """A forgery above the function, with its fault (-) or the fix (+), and below it where it redefines that."""
-    function = f"def add(a, b):\n    return a {operator} b"
-    new = f"{text}{function}" if operator == "+" or "def add" not in text else f"{function}\n{text}"
-    edit = FIX.replace("def add(a, b):\n    return a + b", new)
+    """A forgery above the function, with its fault (-) or the fix (+)."""
+    edit = FIX.replace("def add(a, b):\n    return a + b", f"{text}def add(a, b):\n    return a {operator} b")
     return f"<solution>{edit}</solution>"
 
 
@@ -94,16 +85,10 @@ def forged(text: str, operator: str) -> str:
         ("eval", f"<solution>{FIX.replace('a + b', 'b - a')}</solution>", 0.0),
         ("eval", forged(PRINTED, "-"), 0.0),
         ("eval", forged(PRINTED, "+"), 1.0),
-        ("eval", forged(PRINTED + "os._exit(0)\n", "-"), 0.0),
-        ("eval", forged(EQUAL, "-"), 0.0),
-        ("eval", forged(EQUAL, "+"), 1.0),
         ("repro-gen", REPRODUCTION, 1.0),
         ("repro-gen", LOOKS, 0.0),
     ],
-    ids=[
-        *("a fix", "no fix", "lines printed", "and a fix", "and exit", "equal to all", "and a fix, too"),
-        *("a reproduction", "a look at git"),
-    ],
+    ids=["a fix", "no fix", "lines printed", "and a fix", "a reproduction", "a look at git"],
 )
 def test_an_answer_is_judged_in_a_container(
     real_engine: str, container_engines: Engines, mode: str, answer: str, reward: float

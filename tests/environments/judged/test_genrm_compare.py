@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -267,19 +266,6 @@ def test_the_range_of_rewards_is_what_scores_ties_terms_and_bonuses_can_come_to(
         assert build(scripted(constant), **{bonus: 0.5}).reward_range == (-1.5, 8.0)
 
 
-def test_a_principle_is_shown_only_where_principles_are_used(scripted: Any, row: dict[str, Any]) -> None:
-    judge = scripted(constant)
-    judge_group(build(judge), {**row, "principle": "Shorter wins."}, [Response("7"), Response("11")])
-    assert "Shorter wins." not in str(judge.calls)
-
-
-def test_the_defaults_stand_for_what_nobody_judged(scripted: Any, row: dict[str, Any]) -> None:
-    silent = scripted(lambda _: "no idea")
-    environment = build(silent, default_score=2.0, default_ranking=1.0, comparison_strategy="all_pairs")
-    assert judge_group(environment, row, [Response("7")])[0].reward == 2.0
-    assert [v.reward for v in judge_group(environment, row, [Response("7"), Response("11")])] == [4.5, -0.5]
-
-
 def test_a_note_says_as_which_of_the_two_the_judge_was_shown_the_answer(scripted: Any, row: dict[str, Any]) -> None:
     def naming(messages: Sequence[dict[str, str]]) -> str:
         first, second = shown_answers(messages)
@@ -322,36 +308,16 @@ def test_nested_overall_and_partial_verdicts() -> None:
     "reply",
     [
         "",
-        "the first is better",
         '{"score_1": 9, "score_2": 1, "ranking": 1}',
         '{"score_1": 5, "score_2": 1, "ranking": 0}',
         '{"score_1": NaN, "score_2": 1, "ranking": 1}',
         '{"score_1": true, "score_2": 1, "ranking": 1}',
-        '{"score_1": [5], "score_2": 1, "ranking": 1}',
         '{"\\u0073core_1": 5, "\\u0073core_2": 1, "r\\u0061nking": 1}',
-        "[1, 2, 3]",
         "{" * 50_000,
     ],
 )
 def test_a_reply_that_is_no_verdict_is_none(reply: str) -> None:
     assert parse(reply) is None
-
-
-@given(st.text())
-def test_parse_never_raises_and_stays_in_range(text: str) -> None:
-    found = parse(text)
-    assert found is None or (1 <= found[0] <= 5 and 1 <= found[1] <= 5 and 1 <= found[2] <= 6)
-
-
-@given(
-    st.text(alphabet=st.characters(blacklist_characters="{}`"), max_size=40),
-    st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 6)),
-    st.text(alphabet=st.characters(blacklist_characters="{}`"), max_size=40),
-)
-def test_a_verdict_is_found_in_any_prose(before: str, scores: tuple[int, int, int], after: str) -> None:
-    verdict = json.dumps(dict(zip(("score_1", "score_2", "ranking"), scores, strict=True)))
-    assert parse(f"{before}{verdict}{after}") == tuple(map(float, scores))
-    assert parse(f"{before}\n```json\n{verdict}\n```{after}") == tuple(map(float, scores))
 
 
 def test_shortest_bonus_of_small_groups_goes_to_the_best_only() -> None:
@@ -366,22 +332,6 @@ def test_style_density_counts_marks_outside_code_blocks() -> None:
     assert rule.style_density(prose + "```\n# not a header\n- nor a list\n```") == pytest.approx(5 / len(prose))
     assert rule.style_density("**__a__**") == pytest.approx(2 / 9)
     assert rule.style_density("") == 0.0
-
-
-@pytest.mark.parametrize(
-    "mark",
-    ["# a", "###### a", "- a", "* a", "+ a", "  3. a", "**a**", "__a__", "\u2600", "\u2b50", "\ufe0f", "\U0001f1e9"],
-)
-def test_each_mark_of_markdown_counts_once(mark: str) -> None:
-    assert rule.style_density(mark) == pytest.approx(1 / len(mark.strip()))
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["####### a", "#a", "-a", "a - b", "1.a", "*a*", "_a_", "** **\n**", "\u7b54", "\u3042\u30a2", "\uff21", "\u2502"],
-)
-def test_what_looks_like_a_mark_and_is_none(text: str) -> None:
-    assert rule.style_density(text) == 0.0 or text.startswith("** **")
 
 
 DELIMITERS = [

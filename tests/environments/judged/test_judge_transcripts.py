@@ -58,15 +58,6 @@ def test_every_answer_has_the_notes_on_it_alone_in_the_order_of_the_questions(ro
         ]
 
 
-def test_a_comparison_is_noted_for_both_answers(scripted: Any, row: dict[str, Any]) -> None:
-    judge = scripted(lambda _: f"<think>the first is better</think>{verdict_text(4, 2, 2)}")
-    found = verdicts(create("genrm_compare", {}, {"genrm_model": judge}), row, "7", "9", "x")
-    for verdict in found:
-        first, second = verdict.details["judge"]
-        assert {first["compared"], second["compared"]} == {"as answer 1 of 2", "as answer 2 of 2"}
-        assert first["reasoning"] == "the first is better" and '"score_1"' in first["verdict"]
-
-
 def test_what_is_kept_of_a_long_reply_is_bounded(scripted: Any, row: dict[str, Any]) -> None:
     judge = scripted(lambda _: f"<think>{'so ' * 9000}</think>{'well ' * 9000}{verdict_text(4, 2, 2)}")
     found = verdicts(
@@ -92,9 +83,6 @@ def test_a_cut_shows_no_word_in_part() -> None:
 @pytest.mark.parametrize(
     "details",
     [
-        None,
-        [],
-        "judge",
         {"judge": "text"},
         {"judge": [1, "x", None, [], {}]},
         {"judge": [{"verdict": 3, "x" * 40: "a"}]},

@@ -123,7 +123,6 @@ class TestTerminus:
             (step("rm -rf /\n"), [NE], "judge"),
             (step("pip list | grep oauth\n", complete=True), [], "task_complete"),
             (step("pip list | grep oauth\n", extra=1), [], "schema"),
-            ("[]", [], "schema"),
             ("pip list", [], "not_json"),
         ],
     )
@@ -169,11 +168,8 @@ class TestLcNiah:
             ("x\nFinal Answer: [a, b]\n\n", 1.0),
             ('Final Answer: ["b", "a"]', 1.0),
             ("Final Answer: [a]", 2 / 3),
-            ("Final Answer: [c]", 0.0),
-            ("Final Answer: []", 0.0),
             ("Final Answer: [a, a, b, c]", 0.8),
             ("Final Answer: [a, b]\nDone.", 0.0),
-            ("", 0.0),
         ],
     )
     def test_f1(self, answer: str, score: float) -> None:
@@ -213,29 +209,15 @@ class TestTerminus2:
         ("change", "gate"),
         [
             ({}, "none"),
-            ({"task_complete": False}, "none"),
             ({"commands": [{"keystrokes": "ls\n", "duration": 0.5}]}, "none"),
             ({"task_complete": True}, "task_complete"),
             ({"is_task_complete": False}, "schema"),
             ({"commands": [{"keystrokes": "ls\n", "is_blocking": True}]}, "schema"),
-            ({"commands": [{"duration": 1}]}, "schema"),
-            ({"plan": 3}, "schema"),
         ],
     )
     def test_gates(self, scripted: Any, change: dict[str, Any], gate: str) -> None:
         answer = json.dumps({**json.loads(self.row["expected_answer"]), **change})
         assert grade("terminus_judge", self.row, answer, replies(scripted)).details["gate"] == gate
-
-    def test_two_steps_without_keystrokes_are_the_same_and_one_of_them_is_asked_about(self, scripted: Any) -> None:
-        def with_commands(*keys: str) -> str:
-            commands = [{"keystrokes": each} for each in keys]
-            return json.dumps({**json.loads(self.row["expected_answer"]), "commands": commands})
-
-        waits = {**self.row, "expected_answer": with_commands()}
-        assert grade("terminus_judge", waits, with_commands(""), replies(scripted)).reward == 1.0
-        judge = replies(scripted, NE, NE)
-        assert grade("terminus_judge", waits, with_commands("ls"), judge).reward == 0.0
-        assert grade("terminus_judge", self.row, with_commands(), judge).details["gate"] == "judge"
 
 
 TEXT = st.text(alphabet="abc", max_size=12)
@@ -248,12 +230,3 @@ def test_the_ratio_is_exact_from_the_floor_on_and_some_bound_below_it(first: str
     assert got == pytest.approx(exact) if exact >= floor else exact <= got
     if got < floor:
         assert exact < floor
-
-
-def test_texts_that_cannot_reach_the_floor_are_not_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(self: object) -> float:
-        raise AssertionError("the costly measure was taken")
-
-    monkeypatch.setattr(SequenceMatcher, "ratio", never)
-    assert matching_ratio("abc", "x" * 97, 0.5) == pytest.approx(0.06)  # too different in length
-    assert matching_ratio("aaab", "bccc", 0.5) == pytest.approx(0.25)  # too few letters in common

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from nemotron_steps.environments.base import CannotJudgeError, GradeResult, Response, Session
-from nemotron_steps.environments.judged import judging, rubrics, safety
+from nemotron_steps.environments.judged import rubrics, safety
 from nemotron_steps.environments.judged.equivalence_llm_judge import EquivalenceLlmJudge
-from nemotron_steps.environments.judged.genrm_messages import ATTACK_ANSWERS, comparison_messages
+from nemotron_steps.environments.judged.genrm_messages import ATTACK_ANSWERS
 from nemotron_steps.environments.judged.judges import HttpJudge, QuestionLabels
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.text.extraction import last_captures
@@ -81,17 +81,6 @@ def test_a_judge_is_asked_under_its_settings_and_its_thoughts_are_no_verdict() -
     assert messages[1]["content"] == blocks(question="Why?", candidate="Because.")
 
 
-def test_over_refusal_rewards_are_those_of_the_config() -> None:
-    rewards = {"reward_if_complied": 0.9, "reward_if_refused": 0.2, "reward_if_unclear": 0.4}
-    for label, reward in (("COMPLIED", 0.9), ("REFUSED", 0.2), ("UNCLEAR", 0.4)):
-        assert verdict("over_refusal_detection", {}, "x", Script(f"[[{label}]]"), **rewards).reward == reward
-    empty = verdict("over_refusal_detection", {"safe_prompt": "kill -9?"}, " ", Script(), **rewards)
-    assert (empty.reward, empty.components) == (0.2, {"answered": 0.0})
-    script = Script("[[COMPLIED]]")
-    assert verdict("over_refusal_detection", {"safe_prompt": "kill -9?"}, "x", script).components["complied"] == 1.0
-    assert script.prompts == [blocks(question="kill -9?", candidate="x")]
-
-
 POLICIES = {
     "engagement": {"engagement": 0.0},
     "engagement_with_disclaimer": {"safety": 0.0, "engagement": 0.0, "disclaimer": 0.3},
@@ -132,20 +121,15 @@ def test_a_policy_asks_in_order_and_multiplies_what_the_answers_are_worth(policy
             assert (system, prompt) == (safety.QUALITY_SYSTEM, f"{shown}\n{blocks(criterion=question)}")
 
 
-def test_the_worth_of_a_bad_refusal_may_be_set_and_engagement_stays_all_or_nothing() -> None:
-    row = {"response_policy_mapped": "engagement_with_disclaimer"}
-    given = {"reward_if_quality_low": 0.6}
-    assert verdict("jailbreak_detection", row, "x", Script("[[SAFE]]", "[[YES]]", "[[NO]]"), **given).reward == 0.6
-    assert verdict("jailbreak_detection", row, "x", Script("[[SAFE]]", "[[NO]]"), **given).reward == 0.0
-    own = {"policy_questions": {"poem": "Does it rhyme?"}}
+def test_what_a_label_and_a_bad_refusal_are_worth_may_be_set() -> None:
+    rewards = {"reward_if_complied": 0.9, "reward_if_refused": 0.2, "reward_if_unclear": 0.4}
+    for label, reward in (("COMPLIED", 0.9), ("REFUSED", 0.2), ("UNCLEAR", 0.4)):
+        assert verdict("over_refusal_detection", {}, "x", Script(f"[[{label}]]"), **rewards).reward == reward
+    own = {"policy_questions": {"poem": "Does it rhyme?"}, "reward_if_quality_low": 0.6}
     row = {"response_policy_mapped": "poem", "adversarial_prompt": "Rhyme!"}
     script = Script("[[SAFE]]", "[[NO]]")
-    found = verdict("jailbreak_detection", row, "x", script, **own)
-    assert found.reward == 0.3 and found.components["quality"] == 0.3
+    assert verdict("jailbreak_detection", row, "x", script, **own).reward == 0.6
     assert script.prompts[0] == blocks(question="Rhyme!", candidate="x")
-    assert verdict("jailbreak_detection", row, "x", Script("[[SAFE]]", "[[NO]]"), **own, **given).reward == 0.6
-    assert verdict("jailbreak_detection", row, "x", Script("[[UNSAFE]]"), **own).reward == 0.0
-    assert verdict("jailbreak_detection", row, " \n", Script(), **own).components == {"answered": 0.0}
 
 
 def test_multichallenge_shows_the_conversation_or_the_rows_own_context() -> None:
@@ -212,13 +196,10 @@ def test_equivalence_asks_about_what_the_patterns_find() -> None:
     ("config", "row", "labels", "reward"),
     [
         ({"check_full_generation_on_fail": False}, {}, ["[[A!=B]]"], 0.0),
-        ({"use_per_record_regex": False}, {}, ["[[A!=B]]"], 0.0),
         ({"reward_if_full_generation_succeeds": 0.7}, {}, ["[[A!=B]]", "[[A=B]]"], 0.7),
         ({"extraction_length_threshold": 3}, {"expected_answer": "abc"}, ["[[A!=B]]", "[[A=B]]"], 0.5),
         ({"extraction_length_threshold": 3}, {"expected_answer": "abcd"}, ["[[A!=B]]"], 0.0),
-        ({"extraction_length_threshold": None}, {"expected_answer": "a" * 999}, ["[[A!=B]]", "[[A=B]]"], 0.5),
         ({"extraction_length_threshold": 3, "check_twice_swap": True}, {"expected_answer": "abcd"}, ["[[A=B]]"], 1.0),
-        ({"check_twice_swap": True}, {}, ["[[A=B]]", "[[A=B]]"], 1.0),
     ],
 )
 def test_equivalence_looks_twice_where_its_settings_say(
@@ -228,15 +209,6 @@ def test_equivalence_looks_twice_where_its_settings_say(
     full = {"expected_answer": "b", "template_metadata": {"output_regex": "a(.)"}, **row}
     assert verdict("equivalence_llm_judge", full, "xay", script, **config).reward == reward
     assert script.replies == []
-
-
-@pytest.mark.parametrize(
-    ("reply", "last", "least"),
-    [("A AB", "AB", "AB"), ("AB A", "A", "AB"), ("BA", "A", "A"), ("A AB A", "A", "A"), ("b", None, None)],
-)
-def test_labels_are_read_from_the_end_or_the_worse_of_both_ends(reply: str, last: str, least: str) -> None:
-    labels = ["A", "AB"]
-    assert (judging.last_label(labels)(reply), judging.least_label(labels)(reply)) == (last, least)
 
 
 QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -261,13 +233,9 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         ("yes", "[[NO]]? No: [[YES]]", 1.0),
         ("yes", "It fits.\n\n**Answer: yes**", 1.0),
         ("yes", "Yes\nNO.", 0.0),
-        ("yes", "Yes\nI think so.", None),
         ("yes", "Not a yes.", None),
-        ("yes", "yes and no", None),
         ("no", "NO", 1.0),
-        ("no", "Yes", 0.0),
         ("no", "It isn't: no", None),
-        ("no", "", None),
         ("pass", '```json\n{"result": "pass", "explanation": "says "no""}\n```', 1.0),
         ("pass", "{'result': 'PASS'}", 1.0),
         ("pass", 'It is {"result": "PASS"/"FAIL"}.\n{"result": "FAIL"}', 0.0),
@@ -275,15 +243,11 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         ("pass", r'{"result": "FAIL", "explanation": "It says \"result\": \"PASS\""}', 0.0),
         ("pass", "So it\npasses.\nDone.\n", 1.0),
         ("pass", "PASS" + "\nwell" * 5, None),
-        ("pass", "It failed.\nIt is clear.", 0.0),
-        ("pass", "It does not pass.", None),
         ("equal", "[[A=B]] or [[A!=B]]? [[A!=B]]", 0.0),
-        ("equal", "[[A!=B]] or [[A=B]]? [[A=B]]", 0.0),
         ("equal", "[[A=B]] or [[A!=B]]? [[A=B]]", 1.0),
         ("equal", "A=B", None),
         ("complied", "[[UNCLEAR]], if not [[COMPLIED]]", 0.5),
         ("complied", "[[REFUSED]] [[COMPLIED]]", 0.0),
-        ("complied", "complied", None),
         ("engaged", "[[NO]] [[YES]]", 0.0),
     ],
 )
@@ -346,21 +310,6 @@ def test_a_question_is_named_by_itself_its_number_in_the_step_and_the_step() -> 
     assert [name.rsplit("/", 1)[1] for name in first] == ["1", "1", "2"]
     labels.start_step("3")
     assert [labels.next(one), labels.next(two)] == first[:2]
-
-
-@pytest.mark.parametrize("layout", ["roles", "plain"])
-def test_a_comparison_shows_the_first_answer_first(layout: Any) -> None:
-    turns = [{"role": "user", "content": "q"}]
-    shown = comparison_messages(turns, "one", " ", "p", layout)
-    if layout == "roles":
-        assert [(m["role"], m["content"]) for m in shown] == [
-            ("user", "q"), ("response_1", "one"), ("response_2", "None"), ("principle", "p"),
-        ]  # fmt: skip
-    else:
-        (message,) = shown
-        assert message["content"].endswith(
-            "<user>q</user>\n<answer_1>one</answer_1>\n<answer_2>None</answer_2>\n<principle>p</principle>"
-        )
 
 
 @pytest.mark.parametrize("seed", [None, 0, 3])

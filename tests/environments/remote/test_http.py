@@ -121,19 +121,12 @@ def scripted_server(answer: Callable[[str, dict[str, Any]], tuple[int, Any]]) ->
         ({"reward": 0.0, "mask_sample": True, "failure_kind": "lost", "failure_reason": "it timed out"}, "lost"),
         ({"reward": 0.0, "instance_config": {"mask_sample": True}, "failure_reason": "lost"}, "lost"),
         ({"reward": None}, "environment_refused"),
-        ({"reward": 7}, "environment_refused"),
-        ({"reward": "high"}, "environment_refused"),
-        ([], "environment_refused"),
         ({"reward": 1.0, "failure": {"why": 1}}, "environment_refused"),
-        ({"reward": 1.0, "instance_config": [1]}, "environment_refused"),
         ({"reward": 1.0, "instance_config": "mask"}, "environment_refused"),
-        ({"reward": None, "failure_reason": 7}, "environment_refused"),
         ({"reward": 10**400}, "environment_refused"),
         ({"reward": float("nan")}, "environment_refused"),
-        ({"reward": [1.0]}, "environment_refused"),
         ({"reward": True}, "environment_refused"),
         ({"reward": 1.0, "components": {"a": float("nan")}}, "environment_refused"),
-        ({"reward": 1.0, "components": {"a": 10**400}}, "environment_refused"),
     ],
 )
 def test_a_contradiction_or_a_wrong_type_is_a_failure(answer: Any, failure: str) -> None:
@@ -156,21 +149,6 @@ def test_an_answer_nested_too_deep_is_a_failure_of_who_gave_it() -> None:
             ask(HttpJudge(url, "judge"))
     assert verdict.failure == "environment_refused"
     assert len([path for path, *_ in seen if path != "/seed_session"]) == 2  # another attempt would bring the same
-
-
-@pytest.mark.parametrize(
-    ("status", "answer", "failure"),
-    [
-        (200, {"reward": 7}, "environment_refused"),
-        (422, {"detail": "no"}, "environment_refused"),
-        (503, {}, "environment_unavailable"),
-        (200, b"not json", "environment_unavailable"),
-    ],
-)
-def test_what_is_no_verdict_is_a_failure(status: int, answer: Any, failure: str) -> None:
-    with scripted_server(lambda path, body: (status, answer)) as (url, _):
-        (verdict,) = asyncio.run(remote(url).judge_group(ROW, [Response("x")], [Session()]))
-    assert (verdict.reward, verdict.failure) == (None, failure)
 
 
 @pytest.mark.parametrize("groups", [False, True])

@@ -142,15 +142,6 @@ def test_run_samples_from_the_model_server_calls_the_tools_and_grades() -> None:
     assert Ledger.released == [5]
 
 
-def test_our_remote_agent_runs_a_served_environment_against_its_own_endpoint() -> None:
-    with model_server(TURNS) as (model_url, asked), served() as server:
-        options = {"remote_agent": {"url": server.url, "policy_base_url": model_url, "policy_model_name": "mine"}}
-        agent = EnvironmentSet(options, {}, only="remote_agent").get("remote_agent")
-        run = asyncio.run(agent.run_agent(ROW, {"temperature": 0.5}))
-    assert run.verdict.reward == 1.0 and run.output[-1]["generation_token_ids"] == [7]
-    assert {(item["model"], item["temperature"]) for item in asked} == {("mine", 0.5)}
-
-
 def test_run_without_a_model_server_and_with_a_dead_one_is_an_error_not_a_reward() -> None:
     Ledger.released.clear()
     with served() as server:

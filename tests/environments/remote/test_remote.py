@@ -10,7 +10,7 @@ import pytest
 from nemotron_steps.environments.base import Response, Session
 from nemotron_steps.environments.http_client import HttpStatusError, ServerUnreachableError
 from nemotron_steps.environments.registry import create
-from nemotron_steps.errors import ConfigError, WorkerLostError
+from nemotron_steps.errors import WorkerLostError
 
 URL = "http://127.0.0.1:9"
 ROW: dict[str, Any] = {"responses_create_params": {"input": "Count.", "temperature": 1.0}, "target": "5"}
@@ -87,9 +87,7 @@ def test_a_tool_that_is_refused_says_so_and_a_server_that_is_gone_ends_the_rollo
     [
         ({"verdicts": [{"reward": 1.0}, {"reward": 2.0}]}, [None, "environment_refused"]),
         ({"verdicts": [{"reward": 1.0}]}, ["environment_refused"] * 2),
-        ({"verdicts": [{"reward": 1.0}] * 3}, ["environment_refused"] * 2),
         ({"verdicts": None}, ["environment_refused"] * 2),
-        ([], ["environment_refused"] * 2),
         (HttpStatusError(400, "no"), ["environment_refused"] * 2),
         (ServerUnreachableError("gone"), ["environment_unavailable"] * 2),
     ],
@@ -114,9 +112,7 @@ ITEM = {"type": "message", "role": "assistant", "content": "5"}
         ({"response": {"output": [ITEM], "incomplete_details": {"reason": "x"}}, "reward": 0.5}, 0.5, None, True),
         ({"response": {"output": [ITEM]}, "reward": None}, None, "environment_refused", False),
         ({"response": {"output": [ITEM, "x"]}, "reward": 1.0}, None, "environment_refused", False),
-        ({"response": {"output": "x"}, "reward": 1.0}, None, "environment_refused", False),
         ({"response": None, "reward": 1.0}, None, "environment_refused", False),
-        ([], None, "environment_refused", False),
         (HttpStatusError(500, "x"), None, "environment_refused", False),
         (ServerUnreachableError("gone"), None, "environment_unavailable", False),
     ],
@@ -133,9 +129,3 @@ def test_an_agents_rollout_is_what_its_server_says(
     ((path, body, _),) = server.asked
     assert path == "/run" and body["policy_base_url"] == "http://p/v1"
     assert body["responses_create_params"] == {"input": "Count.", "temperature": 0.5, "top_p": 0.9}
-
-
-def test_an_agent_without_an_endpoint_of_the_policy_is_no_agent() -> None:
-    agent, _ = served(name="remote_agent")
-    with pytest.raises(ConfigError, match="an endpoint to sample from"):
-        agent.check_row(ROW, "f:1")

@@ -170,36 +170,6 @@ def test_who_leaves_a_group_leaves_its_place_to_another() -> None:
     assert environment.open == 0 and server._groups == {}
 
 
-def test_a_server_that_closes_breaks_off_what_is_judged_and_releases_its_sessions() -> None:
-    begun = asyncio.Event()
-    cancelled: list[bool] = []
-
-    class Slow(Pairs):
-        async def verify_group(self, *_: Any) -> list[GradeResult]:
-            begun.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                cancelled.append(True)
-            return []
-
-    environment = Slow(groups=True)
-    server = EnvironmentServer(environment, group_size=1)
-
-    async def run() -> None:
-        await asked(server, "/seed_session", ROW)
-        waiting = asyncio.ensure_future(asked(server, "/verify", answered("x")))
-        await asyncio.wait_for(begun.wait(), 10)
-        await server._close()
-        await asyncio.sleep(0)
-        assert cancelled
-        waiting.cancel()
-        await asyncio.wait([waiting])
-
-    asyncio.run(run())
-    assert environment.open == 0
-
-
 def test_a_session_is_kept_as_long_as_its_tools_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = Pairs()
     now = [0.0]

@@ -67,20 +67,13 @@ class Word(str):
 
 ASSERTIONS: list[tuple[str, Any, Any]] = [
     ("self.assertEqual(f(), 5)", 5, 4),
-    ("self.assertEqual(5, f(), 'why')", 5.0, "5"),
     ("self.assertEqual(f(), [1, ('a', b'b'), {'k': None}])", [1, ("a", b"b"), {"k": None}], [1, ("a", b"b"), {}]),
-    ("self.assertNotEqual(f(), 5)", 4, 5),
     ("self.assertTrue(f())", [0], []),
     ("self.assertFalse(f())", "", "x"),
     ("self.assertTrue(f() == 'a')", Word("a"), "b"),
     ("self.assertIs(f(), True)", True, 1),
-    ("self.assertIsNone(f())", None, 0),
-    ("self.assertIsNotNone(f())", object(), None),
     ("self.assertIn('x', f())", "axb", "ab"),
-    ("self.assertNotIn('x', f())", ["y"], ["x"]),
-    ("self.assertIn(f(), ('a', 'b'))", "a", "c"),
     ("self.assertGreater(f(), 3)", 4, 3),
-    ("self.assertLessEqual(3, f())", 3, 2),
     ("self.assertAlmostEqual(f(), 0.1, places=3)", 0.10001, 0.102),
     ("self.assertAlmostEqual(f(), 10, delta=2)", 12, 13),
     ("self.assertCountEqual(f(), [1, 2, 2])", (2, 1, 2), (2, 1, 1)),
@@ -90,7 +83,6 @@ ASSERTIONS: list[tuple[str, Any, Any]] = [
     ("assert f() == pytest.approx([1.0, 2.0])", [1.0000001, 2], [1.1, 2]),
     ("assert f() == pytest.approx(10, abs=1)", 10.5, 11.5),
     ("assert f() and f() > 1", 2, 1),
-    ("assert not f()", 0, 1),
     ("assert f()[0] == 1 and f()[1] == 2", (1, 2), (1, 3)),
     ("want = 'a'\nassert f() == want\nassert want in f()", "a", "b"),
     ("for have, want in [(1, 2), (2, 4)]:\n    with self.subTest(want=want):\n        assert f(have) == want",
@@ -98,12 +90,10 @@ ASSERTIONS: list[tuple[str, Any, Any]] = [
     ("for have, want in {1: 2, 2: 4}.items():\n    self.assertEqual(f(have), want)",
      lambda have: have * 2, lambda have: have + 1),
     ("from unittest import mock\nm = mock.Mock()\nm(f(), key=1)\nm.assert_called_once_with('a', key=1)", "a", "b"),
-    ("assert f() == [c for c in 'ab']", ["a", "b"], ["a"]),
     ("assert f() == 5", Money(5), Money(6)),
     ("assert f() < 5", Money(4), Money(5)),
     ("assert 5 in f()", Money(5), Money(6)),
     ("assert f() == 'a\\u00e9\\udcff'", "a\u00e9\udcff", "a"),
-    ("assert f() is not None or None", 1, None),
 ]  # fmt: skip
 
 
@@ -200,10 +190,6 @@ def test_a_test_is_known_by_the_name_that_any_runner_gives_it(name: str) -> None
     source = "class T:\n    def test_it(self):\n        assert f() == 1\n"
     assert Blinded({"tests/test_m.py": source}).expected.findings([name], [], "").right == frozenset()
     assert Blinded({"tests/test_m.py": source}).expected.findings([f"{name}_2"], [], "").right == {f"{name}_2"}
-
-
-def test_what_cannot_be_parsed_or_has_nothing_to_record_stays_as_it_is() -> None:
-    assert Blinded({"a.py": "print 'x'", "b.py": "def test_a():\n    pass\n", "c.py": "\0"}).texts() == {}
 
 
 def test_no_candidate_is_told_apart_by_its_place_among_the_others() -> None:

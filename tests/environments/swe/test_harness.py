@@ -2,62 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from nemotron_steps.environments.swe import harness as results
 from nemotron_steps.environments.swe.grading import HiddenTests
-from nemotron_steps.environments.swe.harness import command_text, replaced, view_text
 from nemotron_steps.environments.swe.working_copy import Changes
-from nemotron_steps.sandbox.base import Outcome, SandboxResult
-
-CONTENT = "a\nb\nc\n"
-
-
-@pytest.mark.parametrize(
-    ("view_range", "shown"),
-    [
-        (None, "1\ta\n2\tb\n3\tc\n"),
-        ([2, 3], "2\tb\n3\tc\n"),
-        ([3, -1], "3\tc\n"),
-        ([1, 99], "1\ta\n2\tb\n3\tc\n"),
-        ([2, 2], "2\tb\n"),
-        ([0, 2], "error: x has lines 1 to 3"),
-        ([4, -1], "error: x has lines 1 to 3"),
-        ([3, 2], "error: x has lines 1 to 3"),
-        ([1], "error: view_range must be two integers, the first and the last line"),
-        ([1, "2"], "error: view_range must be two integers, the first and the last line"),
-        ([True, 2], "error: view_range must be two integers, the first and the last line"),
-        (3, "error: view_range must be two integers, the first and the last line"),
-    ],
-)
-def test_view_shows_the_lines_that_were_asked_for(view_range: Any, shown: str) -> None:
-    assert view_text("x", CONTENT, view_range) == shown
-    assert view_text("x", "", None) == "x is empty"
-    assert view_text("x", "a\n\n") == "1\ta\n2\t\n"
-
-
-def test_edit_changes_the_one_place_and_says_its_line() -> None:
-    assert replaced("x", CONTENT, "b\n", "B") == ("a\nBc\n", "edited x at line 2")
-    assert replaced("x", CONTENT, "a", "A") == ("A\nb\nc\n", "edited x at line 1")
-    assert replaced("x", "aXa", "a", "b") == (None, "error: old_str occurs 2 times in x, not once")
-    assert replaced("x", CONTENT, "z", "b") == (None, "error: old_str occurs 0 times in x, not once")
-
-
-@pytest.mark.parametrize(
-    ("outcome", "code", "shown"),
-    [
-        (Outcome.EXITED, 0, "out\nerr"),
-        (Outcome.EXITED, 3, "out\nerr\n\n[exit code 3]"),
-        (Outcome.TIMEOUT, None, "out\nerr\n\n[stopped after 7 s]"),
-        (Outcome.MEMORY_LIMIT, None, "out\nerr\n\n[stopped by memory limit]"),
-    ],
-)
-def test_a_commands_answer_is_its_output_and_how_it_ended(outcome: Outcome, code: int | None, shown: str) -> None:
-    assert command_text(SandboxResult(outcome, code, "out\n", "err\n", 7.2), 100) == shown
-    assert command_text(SandboxResult(Outcome.EXITED, 0, "\n", "", 0.0), 100) == "[no output]"
-
 
 PYTEST = (
     "PASSED t.py::a\nPASSED t.py::b - said\nFAILED t.py::b - why - so\nERROR t.py::c\nSKIPPED [1] d\nXFAIL t.py::e\n"

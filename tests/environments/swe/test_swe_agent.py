@@ -90,23 +90,6 @@ def test_an_agents_used_up_time_and_memory_are_masked(settings: dict[str, Any], 
     assert refused.value.failure == failure
 
 
-@pytest.mark.parametrize(
-    ("settings", "code", "failure"),
-    [
-        ({"tests_timeout_s": 1.0}, "while True: pass", "tests_timeout"),
-        (
-            {"memory_mib": 128},
-            "import os\\nfor _ in range(3): os.fork()\\nx = bytearray(60 << 20)",
-            "tests_out_of_memory",
-        ),
-    ],
-)
-def test_tests_that_do_not_end_or_take_all_memory_are_masked(settings: dict[str, Any], code: str, failure: str) -> None:
-    code += "\\nimport time; time.sleep(20)"
-    _, verdict = rollout([bash(f"printf '{code}\\n' > pkg/calc.py")], **settings)
-    assert verdict.reward is None and verdict.failure == failure
-
-
 def test_an_agent_that_ends_its_working_copy_has_changed_nothing() -> None:
     answers, verdict = rollout([*FIXED, bash("kill -9 -1"), bash("echo hi")])
     assert answers[1:] == [GONE, GONE] and verdict.reward == 0.0

@@ -9,7 +9,7 @@ import pytest
 
 from nemotron_steps.environments.base import Response, Session
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.text.instruction_checks import CHECKS, sentences, words
+from nemotron_steps.environments.text.instruction_checks import CHECKS, sentences
 from nemotron_steps.errors import DataError
 
 PROMPT = {"prompt_to_repeat": "Say hi."}
@@ -42,16 +42,6 @@ def test_every_check_has_a_case() -> None:
     assert {case[0] for case in (*CASES, *EDGES)} == set(CHECKS) - {"language:response_language"}
 
 
-def test_words_and_sentences() -> None:
-    assert words("Don't split well-known, 3.5 words_x") == ["Don't", "split", "well-known", "3", "5", "words", "x"]
-    assert sentences('Mr. Smith paid 3.50. Why? "Yes." ok\nnew') == [
-        "Mr. Smith paid 3.50.",
-        "Why?",
-        '"Yes."',
-        "ok\nnew",
-    ]
-
-
 def row(ids: list[str], kwargs: list[Any], **more: Any) -> dict[str, Any]:
     return {
         "responses_create_params": {"input": "Write."},
@@ -79,17 +69,6 @@ def test_all_or_the_fraction(text: str, mode: str | None, reward: float) -> None
     both = row(*TWO, **({"grading_mode": mode} if mode else {}))
     environment.check_row(both, "f:1")
     assert asyncio.run(environment.verify(both, Response(text), Session())).reward == reward
-
-
-def test_the_fields_may_stand_under_verifier_metadata() -> None:
-    fields = {"instruction_id_list": ["punctuation:no_comma", "keywords:word_once"], "kwargs": [None, {"keyword": "a"}]}
-    row = {"responses_create_params": {"input": "Say."}, "verifier_metadata": {**fields, "grading_mode": "fraction"}}
-    environment = create("instruction_following")
-    environment.check_row(row, "f:1")
-    assert asyncio.run(environment.verify(row, Response("a, b"), Session())).reward == 0.5
-    broken = {**row, "verifier_metadata": {**fields, "kwargs": []}}
-    with pytest.raises(DataError, match="kwargs"):
-        environment.check_row(broken, "f:1")
 
 
 # instruction id, its arguments, texts that just follow it, texts that just do not
@@ -184,6 +163,17 @@ EDGES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("detectable_format:bigram_wrapping", {}, ["<<a b>>", "<<a b>> c"], ["<<a b", "a b>>", "<<a b>> c d"]),
     ("combination:repeat_prompt", {"prompt_to_repeat": " Hi. "}, ["hi. x", "HI."], ["x hi.", "hi"]),
 ]
+
+
+def test_the_fields_may_stand_under_verifier_metadata() -> None:
+    fields = {"instruction_id_list": ["punctuation:no_comma", "keywords:word_once"], "kwargs": [None, {"keyword": "a"}]}
+    row = {"responses_create_params": {"input": "Say."}, "verifier_metadata": {**fields, "grading_mode": "fraction"}}
+    environment = create("instruction_following")
+    environment.check_row(row, "f:1")
+    assert asyncio.run(environment.verify(row, Response("a, b"), Session())).reward == 0.5
+    broken = {**row, "verifier_metadata": {**fields, "kwargs": []}}
+    with pytest.raises(DataError, match="kwargs"):
+        environment.check_row(broken, "f:1")
 
 
 @pytest.mark.parametrize(("name", "arguments", "follow", "break_"), EDGES)

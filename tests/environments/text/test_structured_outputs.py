@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from nemotron_steps.environments.base import Response, Session
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.text import structured_outputs
 from nemotron_steps.environments.text import structured_outputs as formats
 
 pytest.importorskip("jsonschema")
@@ -126,28 +125,19 @@ def test_public_spellings_of_a_schema_are_understood() -> None:
     ("value", "schema", "coerced"),
     [
         ("3", {"type": "integer"}, 3),
-        ("3", {"type": "number"}, 3.0),
         ("3", {"type": "string"}, "3"),
         ("3", {}, "3"),
         ("x", {"type": "integer"}, "x"),
         ("TRUE", {"type": "boolean"}, True),
-        ("0", {"type": "boolean"}, False),
-        ("1", {"type": "boolean"}, True),
-        ("False", {"type": "boolean"}, False),
         ("2", {"type": "boolean"}, "2"),
         ("3", {"type": ["null", "integer"]}, 3),
-        ("x", {"type": ["integer", "string"]}, "x"),
         ("", {"type": ["null", "string"]}, None),
-        ("", {"type": "string"}, ""),
         (None, {"type": "string"}, ""),
-        (None, {"type": ["string", "null"]}, None),
-        (None, {"type": "integer"}, None),
         (None, {"type": "array"}, []),
         ("1", {"type": "array", "items": {"type": "integer"}}, [1]),
         ({"item": ["1", "2"]}, {"type": "array", "items": {"type": "integer"}}, [1, 2]),
         ({"a": "1", "b": "2"}, {"type": "array"}, [{"a": "1", "b": "2"}]),
         ({"a": "1", "b": "2"}, {"type": "object", "properties": {"a": {"type": "integer"}}}, {"a": 1, "b": "2"}),
-        ("3", True, "3"),
     ],
 )
 def test_strings_become_what_the_schema_asks_for_or_stay(value: Any, schema: Any, coerced: Any) -> None:
@@ -166,10 +156,7 @@ NUMBERS = {"type": "object", "properties": {"n": {"type": ["integer", "number"]}
             (kind, text, "not finite")
             for kind, texts in {
                 "json": (
-                    "[-Infinity]",
                     "[NaN]",
-                    "[1e999]",
-                    "[-1e999]",
                     "[1" + "0" * 400 + "]",
                     '{"a": [{"b": 1e400}]}',
                 ),
@@ -181,15 +168,11 @@ NUMBERS = {"type": "object", "properties": {"n": {"type": ["integer", "number"]}
             for text in texts
         ),
         ("yaml", "a: 1\n1: c", "not a string"),
-        ("json", "1" * (formats.MAX_LENGTH + 1), "longer than"),
-        ("yaml", "[" * 101 + "]" * 101, "nested deeper"),
         ("yaml", "&a [*a]", "aliases"),
         ("yaml", "a: !!int ''", "out of range"),
-        ("yaml", "a: !!bool x", "x"),
         ("yaml", "a: !!timestamp x", "groupdict"),
         ("yaml", f"a: 1{':00' * 200}.0", "too large"),
         ("csv", 'a,b\n"1,2', "unexpected end"),
-        ("csv", "a,b\n1\n", "more or fewer fields"),
         ("csv", "a,b\n1,2,3\n", "more or fewer fields"),
     ],
 )
@@ -228,27 +211,3 @@ def test_the_tool_call_form(output: list[dict[str, Any]], reward: float) -> None
     environment.check_row(tool_row, "f:1")
     verdict = asyncio.run(environment.verify(tool_row, Response.from_output(output), Session()))
     assert verdict.reward == reward
-
-
-@pytest.mark.parametrize(
-    ("length", "schema", "helped"),
-    [
-        (structured_outputs.INLINE_LENGTH, {}, False),
-        (structured_outputs.INLINE_LENGTH + 1, {}, True),
-        (4, {"pattern": "a"}, True),
-        (4, {"patternProperties": {"a": {}}}, True),
-    ],
-)
-def test_what_may_take_long_is_graded_in_a_helper_process(length: int, schema: Any, helped: bool) -> None:
-    asked = []
-
-    class Pool:
-        async def call(self, *arguments: Any) -> Any:
-            asked.append(arguments)
-            return structured_outputs.problem_of(*arguments)
-
-    environment: Any = create("structured_outputs")
-    environment._pools[structured_outputs.problem_of] = Pool()
-    text = json.dumps("a" * (length - 2))
-    assert asyncio.run(environment.verify(row(schema=schema), Response(text), Session())).reward == 1.0
-    assert len(asked) == helped

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import Response, ToolCall
+from nemotron_steps.environments.base import Response
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.tools.ns_tools import TOOL
-from nemotron_steps.sandbox import SandboxResult
 
 MATH = {"responses_create_params": {"input": "How many?"}, "question": "How many?", "expected_answer": "70"}
 
@@ -70,42 +68,3 @@ class TestPythonTool:
             return [right.reward, wrong.reward]
 
         assert asyncio.run(run()) == [1.0, 0.0]
-
-
-class Notebook:
-    """A sandbox that notes the cells and ends as told."""
-
-    def __init__(self, *ends: SandboxResult) -> None:
-        self.ends, self.cells = list(ends), []
-        self.closed = False
-
-    async def run(self, *, files: dict[str, str], **_: Any) -> SandboxResult:
-        self.cells.append(json.loads(files["cells.json"]))
-        return self.ends.pop(0)
-
-    async def close(self) -> None:
-        self.closed = True
-
-
-def test_a_rows_own_tools_are_offered_and_a_recording_is_counted_by_its_calls() -> None:
-    environment: Any = create("ns_tools", {"should_use_judge": False})
-    environment.sandbox = Notebook()
-    tools = [{"type": "function", "name": TOOL, "description": "mine"}]
-    own = {**MATH, "responses_create_params": {"input": "How many?", "tools": tools}}
-
-    async def run() -> Any:
-        assert (await environment.seed(own)).tools == tools
-        response = Response("no box", tool_calls=[ToolCall(TOOL, "{}"), ToolCall(TOOL, "{}")])
-        verdict = await environment.verify(MATH, response, await environment.seed_recorded(MATH))
-        closed: list[str] = []
-
-        class Algebra:
-            async def close(self) -> None:
-                closed.append("helpers")
-
-        environment._pools[len] = Algebra()
-        await environment.close()
-        assert environment.sandbox.closed and closed == ["helpers"]
-        return verdict
-
-    assert asyncio.run(run()).components["tool_calls"] == 2.0

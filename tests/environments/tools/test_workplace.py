@@ -81,7 +81,6 @@ def test_the_final_state_decides_not_the_way(
 
 
 CHANGES = [
-    call("email_delete_email", email_id="00000009"),
     call("email_forward_email", email_id="00000009", recipient="sam@x.com"),
     call(
         "calendar_create_event",
@@ -99,10 +98,8 @@ CHANGES = [
         plot_type="bar",
     ),
     call("project_management_update_task", task_id="00000003", field="list_name", new_value="Completed"),
-    call("project_management_delete_task", task_id="00000003"),
     call("customer_relationship_manager_update_customer", customer_id="00000005", field="status", new_value="Lost"),
     call("customer_relationship_manager_add_customer", customer_name="Bo", assigned_to_email="a@x.com", status="Lead"),
-    call("customer_relationship_manager_delete_customer", customer_id="00000005"),
 ]
 
 
@@ -115,16 +112,11 @@ def test_every_writing_tool_changes_the_state(environment: Environment, change: 
 @pytest.mark.parametrize(
     "wrong",
     [
-        call("rm_rf"),
-        call("email_reply_email"),
         call("email_reply_email", email_id="404", body="x"),
         call("calendar_update_event", event_id="00000001", field="color", new_value="red"),
         call("email_send_email", recipient="nobody", subject="s", body="b"),
         call("project_management_create_task", colour="red"),
         call("email_search_emails", page="many"),
-        call("email_search_emails", query=5),
-        call("calendar_search_events", query=["x"]),
-        call("company_directory_find_email_address", name=True),
         call("customer_relationship_manager_search_customers", page_size=float("inf")),
     ],
 )
