@@ -37,12 +37,6 @@ def test_hydra_reads_back_what_was_given(value: Any) -> None:
     assert parsed.key_or_group == "key" and parsed.value() == [value]
 
 
-@pytest.mark.parametrize("arguments", [{"target": ""}, {"target": []}, {"target": "s", "overrides": "a=1"}])
-def test_what_no_command_line_could_say_is_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(RequestError):
-        request_for(**arguments)
-
-
 @pytest.mark.parametrize("values", [[], (), {}, {"a": 1}, "ab", "", 5, None])
 def test_a_step_is_fanned_out_over_some_values_and_over_nothing_else(values: Any) -> None:
     with pytest.raises(RequestError, match="a list of values") as caught:

@@ -145,19 +145,12 @@ def test_the_value_of_a_refused_override_is_not_echoed(cli, override):
 SECRETS = (
     ("judge.api_key", "canary"),
     ("judge.api_key:", "canary"),
-    ("judge.api_key", "=", "canary"),
     ("judge.api_key:canary",),
-    ("judge.api_key: canary horse",),
-    ("+judge.api_key", "canary"),
     ("--judge.api_key", "canary"),
-    ("--judge.api_key=canary",),
     ("--api-key", "canary"),
-    ("api_key", "canary"),
     ("token:canary",),
-    ("judge.api_key", "canary=="),
     ("judge.api_key", "canary="),
     ("toy/train.judge.api_key", "canary"),
-    ("judge/api_key", "canary"),
 )
 
 
@@ -168,20 +161,12 @@ def test_a_secret_without_its_sign_is_not_shown(cli, words):
         assert result.code == 2 and "canary" not in result.out + result.err
 
 
-@pytest.mark.parametrize("words", [("train.steps", "4"), ("train.steps: 4",), ("--train.steps", "4"), ("toy.trane",)])
-def test_what_is_no_override_is_told_how_one_is_written(cli, words):
-    result = cli("plan", "toy/train", *words)
-    assert result.code == 2 and words[0] in result.err and "KEY=VALUE" in result.err
-
-
 @pytest.mark.parametrize(
     "command",
     [
         "show api_key canary",
-        "explain api_key canary",
         "env serve equivalence_llm_judge api_key= canary",
         "plan toy/train api_key canary --dryrun",
-        "run toy/train --dryrun api_key canary",
         "artifacts show api_key canary",
     ],
 )
@@ -196,7 +181,6 @@ def test_the_value_of_a_secret_key_is_in_no_error_of_any_command(cli, command):
     [
         ("judge.api_key", "--seed", "1", "canary"),
         ("judge.api_key", "--dry-run", "canary"),
-        ("judge.api_key=", "--dry-run", "canary"),
         ("judge.api_key", "-canary"),
         ("judge.api_key", "--CANARY-canary"),
     ],

@@ -34,14 +34,8 @@ def _modules(*arguments: str) -> set[str]:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("list",),
-        ("list", "--tree", "--produces", "toy_data"),
-        ("show", "toy/train"),
         ("show", "toy/train", "--json"),
-        ("types",),
-        ("--help",),
         ("run", "--help"),
-        ("--version",),
         ("env", "list"),
     ],
 )
@@ -80,11 +74,7 @@ def _processor_seconds(command: list[str], environment: dict[str, str]) -> float
 @pytest.mark.parametrize(
     ("most", "arguments"),
     [
-        (2.0, ("--help",)),
         (2.0, ("list",)),
-        (2.0, ("show", "toy/train")),
-        (2.0, ("env", "list")),
-        (10.0, ("env", "show", "mcqa")),
         (10.0, ("run", "toy/train", "-c", "tiny", "--dry-run")),
         (20.0, ("run", "super3_rl", "--dry-run")),  # composes 16 configs
     ],

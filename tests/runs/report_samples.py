@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from nemotron_steps.runs.report.data import RunReport, StepReport
-from nemotron_steps.runs.report.page import render_page
 
 
 def run_report(*steps: StepReport, **changes: Any) -> RunReport:
@@ -27,14 +25,3 @@ def run_report(*steps: StepReport, **changes: Any) -> RunReport:
         "artifacts": {},
     }
     return RunReport(**{**fields, **changes})
-
-
-def section(page: str, anchor: str) -> str:
-    """What a section of a page holds; empty where it has none such."""
-    found = re.search(rf'<section id="{anchor}"><h2>[^<]*</h2>(.*?)</section>', page, re.DOTALL)
-    return found[1] if found else ""
-
-
-def metrics_of(step: StepReport) -> str:
-    """The section on what a step measured."""
-    return section(render_page(run_report(step)), "metrics")

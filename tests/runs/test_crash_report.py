@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from pathlib import Path
 
 import pytest
@@ -41,14 +39,6 @@ def test_a_run_that_somebody_works_on_is_left_to_them(folder: RunFolder) -> None
     with hold(folder.lock, {}, lambda holder: None):
         record_death(store, "r1", "exit code 1")
     assert folder.load().status == "running" and not read_events(store, "r1")
-
-
-def test_the_time_of_a_dead_run_is_that_of_its_last_attempt(folder: RunFolder) -> None:
-    begun = [{"kind": "run_started", "time": time.time() - ago, "step": ""} for ago in (5000.0, 50.0)]
-    (folder.path / "events.jsonl").write_text("".join(json.dumps(record) + "\n" for record in begun))
-    record_death(ArtifactStore(folder.path.parents[1]), "r1", "exit code 1")
-    finished = read_events(ArtifactStore(folder.path.parents[1]), "r1")[-1]
-    assert 50 <= finished["seconds"] < 1000
 
 
 def test_a_run_that_its_user_ended_is_interrupted_and_no_step_of_it_has_failed(folder: RunFolder) -> None:

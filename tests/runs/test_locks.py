@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.runs.locks import hold, hold_if_free, is_held, read_holder
+from nemotron_steps.runs.locks import hold, hold_if_free, is_held
 
 
 @contextmanager
@@ -77,10 +77,3 @@ def test_a_childs_child_closes_nothing_of_the_childs(tmp_path: Path) -> None:
             os._exit(0)
         os.waitpid(pid, 0)
     assert [path.read_text() for path in tmp_path.glob("own-*")] == ["x"] * 32
-
-
-@pytest.mark.parametrize("note", [None, "", "{", "[1]", "5"])
-def test_a_note_that_is_none_says_nothing_of_its_holder(tmp_path: Path, note: str | None) -> None:
-    if note is not None:
-        (tmp_path / "lock").write_text(note)
-    assert read_holder(tmp_path / "lock") == {}

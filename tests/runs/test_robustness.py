@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,6 @@ from nemotron_steps.artifacts.backend import Backend
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import InterruptedRunError
 from nemotron_steps.runs.context import Tracker
-from nemotron_steps.runs.locks import hold, read_holder
 from nemotron_steps.runs.log_format import RunLog
 from nemotron_steps.runs.run_folder import get_run, list_runs, read_events
 from nemotron_steps.runs.step_workdir import WorkFolder
@@ -284,12 +282,6 @@ def test_full_disk_is_one_clear_error_and_nothing_is_lost(small_disk: Path) -> N
     output = child.finish()
     assert child.returncode == 0, output
     assert before.items() <= contents(home).items()
-
-
-def test_a_lock_says_who_holds_it_while_it_is_held(tmp_path: Path) -> None:
-    (tmp_path / "lock").write_text(json.dumps({"pid": 1, "run": "an-earlier-run-with-a-long-name"}))
-    with hold(tmp_path / "lock", {"run": "r1"}, lambda holder: None):
-        assert read_holder(tmp_path / "lock") == {"pid": os.getpid(), "host": socket.gethostname(), "run": "r1"}
 
 
 def test_half_of_a_character_in_what_a_server_said_does_not_end_a_run(tmp_path: Path) -> None:

@@ -86,10 +86,8 @@ def refusal(look: Callable[[dict[str, Artifact | None]], None], **inputs: Artifa
     ("tensors", "told"),
     [
         ({NORM: None}, f"lacks the tensor {NORM}"),
-        ({"model.more.weight": torch.zeros(2)}, "no place for: model.more.weight"),
         ({NORM: torch.zeros(3)}, f"the tensor {NORM} has another shape"),
         ({NORM: torch.zeros(2, dtype=torch.float8_e4m3fn)}, f"the tensor {NORM} is f8_e4m3"),
-        ({NORM: torch.zeros(2).byte(), f"{NORM}_scale": torch.ones(1)}, f"the tensor {NORM} is u8"),
     ],
 )
 def test_a_tensor_that_is_not_the_models_is_named_with_its_folder(
@@ -105,18 +103,6 @@ def test_a_tensor_that_is_not_the_models_is_named_with_its_folder(
 def test_what_an_earlier_step_will_make_is_not_looked_at(step: str, port: str, hub: Path) -> None:
     change(hub, **{NORM: None})
     preflight(step, READERS[step, port](str(hub)))({port: None})
-
-
-def test_an_adapters_own_base_is_looked_at_where_none_is_given(hub: Path, tmp_path: Path) -> None:
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    (adapter / "base.json").write_text(json.dumps({"path": str(hub)}))
-    given = Artifact("adapter", "sha256:0", adapter)
-    look = preflight("convert/merge_adapter", {})
-    look({"adapter": given})
-    change(hub, **{NORM: None})
-    assert f"lacks the tensor {NORM}" in refusal(look, adapter=given).what
-    look({"adapter": None})
 
 
 @pytest.mark.parametrize("config", [

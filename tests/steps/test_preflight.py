@@ -15,13 +15,6 @@ from nemotron_steps.steps.preflight import check_supervised
 from tests.models.checkpoints import write_tokenizer
 
 
-def test_prompts_that_an_earlier_step_will_make_replace_those_of_the_config():
-    config = RlConfig.model_validate({"data": {"train": {"data_path": "nowhere.jsonl"}}})
-    preflight.check_rl(config, {"prompts": None})
-    with pytest.raises(DataError, match="no such prompt file"):
-        preflight.check_rl(config, {})
-
-
 @pytest.mark.parametrize("key", ["grpo.val_period", "grpo.val_at_start", "grpo.val_at_end"])
 def test_validation_without_prompts_for_it_is_refused(key, tmp_path):
     rows = tmp_path / "train.jsonl"

@@ -108,25 +108,6 @@ def test_a_container_is_started_with_its_variables_and_stopped(store: ArtifactSt
     assert [line.split()[0] for line in asked].count("kill") == 1
 
 
-def test_an_engine_that_says_nothing_or_nothing_in_time_is_one_error(
-    engine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = engine.parent / "docker"
-    program.write_text("#!/bin/sh\nexit 1\n")
-    with pytest.raises(RequestError, match="docker refused: no reason given"):
-        DockerExecutor().status("docker/steps-r1-0")
-    program.write_text("#!/bin/sh\necho told on standard output\nexit 1\n")
-    with pytest.raises(RequestError, match="docker refused: told on standard output"):
-        DockerExecutor().status("docker/steps-r1-0")
-
-    def late(*_: Any, **options: Any) -> None:
-        raise subprocess.TimeoutExpired("docker", options["timeout"])
-
-    monkeypatch.setattr(subprocess, "run", late)
-    with pytest.raises(RetryableError, match="docker did not answer within 60 s"):
-        DockerExecutor().status("docker/steps-r1-0")
-
-
 @pytest.mark.parametrize(
     ("said", "error", "message"),
     [

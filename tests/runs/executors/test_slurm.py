@@ -42,9 +42,7 @@ from tests.runs.executors.jobs import ROOT, submit, wait_until
     [
         ({"partition": "all"}, True, "all"),
         ({"partition": "all", "run_partition": "quick"}, True, "quick"),
-        ({"partition": "all", "run_partition": "quick"}, False, "all"),
         ({"partition": "all", "batch_partition": "long"}, False, "long"),
-        ({"batch_partition": "long"}, True, None),
     ],
 )
 def test_slurm_partitions_of_attached_and_detached_runs(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -116,15 +114,6 @@ def test_what_sbatch_says_that_is_no_number_fails_the_run(store: ArtifactStore, 
     program(sbatch="exit 1")
     with pytest.raises(RequestError, match="sbatch refused: no reason given"):
         submit(store, SLURM)
-
-
-def test_a_controller_that_does_not_answer_in_time_is_retryable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(*_: Any, **options: Any) -> None:
-        raise subprocess.TimeoutExpired("scontrol", options["timeout"])
-
-    monkeypatch.setattr(subprocess, "run", late)
-    with pytest.raises(RetryableError, match="did not answer scontrol within 60 s"):
-        SlurmExecutor().status("7")
 
 
 def test_through_ssh_variables_of_any_kind_arrive_and_a_command_that_is_not_there_is_named(

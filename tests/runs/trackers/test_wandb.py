@@ -132,14 +132,6 @@ def test_a_model_has_the_name_of_the_public_recipes(store: ArtifactStore, catego
     assert sorted(model.aliases) == ["latest", f"{category}-train-model-v1"]
 
 
-def test_samples_are_a_table(store: ArtifactStore) -> None:
-    result = run(store, mirrored=OFFLINE)
-    (table,) = (result.folder / "wandb").glob("offline-run-*/files/media/table/samples_*.table.json")
-    content = json.loads(table.read_text())
-    assert content["columns"] == ["prompt", "response", "reward", "step"]
-    assert content["data"] == [["2+2", "<b>4</b>", 1.0, 10]]
-
-
 @pytest.mark.parametrize(("raised", "fail", "code"), [(NonFiniteLossError, "nan", 1), (InterruptedRunError, "", 130)])
 def test_a_step_that_does_not_finish_ends_its_wandb_run(
     store: ArtifactStore, raised: type[Exception], fail: str, code: int

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.steps.data_prep.blends import shards
 from nemotron_steps.steps.data_prep.blends.formats import parts_of
 from nemotron_steps.steps.data_prep.blends.shards import ShardTask, finished, make_shard
 from nemotron_steps.steps.data_prep.blends.sources import data_files
@@ -30,11 +29,8 @@ def task(tmp_path: Path) -> ShardTask:
     [
         lambda task: replace(task, limit=3),
         lambda task: replace(task, share=0.5),
-        lambda task: replace(task, part=replace(task.part, start=1)),
         lambda task: replace(task, part=replace(task.part, end=task.part.end - 1)),
         lambda task: replace(task, part=replace(task.part, file=replace(task.part.file, stamp="other"))),
-        lambda task: replace(task, part=replace(task.part, file=replace(task.part.file, path="/other"))),
-        lambda task: replace(task, name="other"),
     ],
 )
 def test_a_shard_of_another_part_or_of_other_rows_of_it_is_made_again(
@@ -42,14 +38,3 @@ def test_a_shard_of_another_part_or_of_other_rows_of_it_is_made_again(
 ) -> None:
     make_shard(task, Marked()())
     assert finished(task) is not None and finished(change(task)) is None
-
-
-def test_a_shard_without_its_rows_or_of_another_format_is_made_again(
-    task: ShardTask, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = make_shard(task, Marked()())
-    with monkeypatch.context() as patch:
-        patch.setattr(shards, "_FORMAT", 2)
-        assert finished(task) is None
-    made.rows.unlink()
-    assert finished(task) is None
