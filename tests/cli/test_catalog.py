@@ -35,16 +35,6 @@ def test_list_filters_know_subtypes(cli):
     assert "toy/train" not in _ids(cli, "--produces", "toy_rows")
 
 
-def test_show(cli):
-    result = cli("show", "toy/train")
-    assert result.code == 0
-    for text in ("toy/train", "rows", "toy_data", "[data.path]", "toy_model", "optimizer.name", "adam (adam | sgd)"):
-        assert text in result.out
-    assert "tiny" in result.out
-    assert "optimizer.lr/=3|0.01" in result.out
-    assert "steps run toy/train -c tiny --dry-run" in result.out
-
-
 def test_a_broken_manifest_is_mentioned_and_the_rest_works(cli, workplace):
     broken = workplace / "manifests"
     broken.mkdir()

@@ -42,35 +42,6 @@ def test_doctor_finds_what_is_wrong(cli, workplace, monkeypatch):
     assert "3 to fix" in result.out
 
 
-def findings_where(cli, monkeypatch, *kept):
-    """Of the named parts of doctor alone, by name."""
-    for part in {"_software", "_programs", "_home", "_packs"} - set(kept):
-        monkeypatch.setattr(f"nemotron_steps.cli.doctor.{part}", lambda *_: iter(()))
-    return {finding["name"]: finding for finding in cli("doctor", "--json").json}
-
-
-@pytest.mark.parametrize(
-    ("returned", "state", "detail"),
-    [
-        ((1, "", "Traceback\nImportError: libcudart"), "failed", "ImportError: libcudart"),
-        ((0, "a warning\n2.12|True|8|H100\n", ""), "ok", "2.12, 8 × H100"),
-        ((0, "2.12|False|0|\n", ""), "warning", "2.12, sees no GPU although there is a driver"),
-        (None, "failed", "does not load within"),
-    ],
-)
-def test_doctor_says_how_torch_stands(cli, workplace, monkeypatch, returned, state, detail):
-    def probe(program):
-        if returned is None:
-            raise subprocess.TimeoutExpired("torch", 60)
-        return subprocess.CompletedProcess([], *returned)
-
-    monkeypatch.setattr("nemotron_steps.cli.doctor._probe", probe)
-    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    torch = findings_where(cli, monkeypatch, "_software")["torch"]
-    assert torch["state"] == state and torch["detail"].startswith(detail)
-    assert bool(torch["fix"]) == (state != "ok")
-
-
 def test_a_new_step_runs_as_it_is(cli, workplace, monkeypatch):
     made = cli("new", "data_prep/my_prep")
     assert made.code == 0, made.err

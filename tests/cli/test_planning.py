@@ -134,15 +134,6 @@ def test_the_profile_is_printed_without_its_secrets(cli: Cli, workplace: Path) -
     assert "abcdefgh1" not in as_json.out and "hf-0123456789" not in as_json.out
 
 
-def test_force_shows_what_will_run(cli: Cli) -> None:
-    cli("run", "toy/train", "toy/score", "-c", "tiny")
-    # What reads a forced step's output is not known to be cached.
-    for command in (("plan",), ("run", "-d")):
-        chain = cli(*command, "toy/train", "toy/score", "-c", "tiny", "--force", "--json").json["steps"]
-        cached = {step["key"] for step in chain if step["cached"] is not None}
-        assert (len(chain), cached) == (4, {"toy/make"})
-
-
 def test_a_name_is_a_file_where_no_step_has_a_config_of_that_name(cli: Cli, workplace: Path) -> None:
     (workplace / "mine.yaml").write_text("defaults: [tiny]\nsteps: 5\n")
     shown = cli("run", "toy/make", "toy/train", "-c", "mine", "-d")

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import InterruptedRunError
 from nemotron_steps.runs.crash_report import kept, record_death
 from nemotron_steps.runs.locks import hold
 from nemotron_steps.runs.run_folder import RunFolder, get_run, read_events
@@ -39,16 +38,6 @@ def test_a_run_that_somebody_works_on_is_left_to_them(folder: RunFolder) -> None
     with hold(folder.lock, {}, lambda holder: None):
         record_death(store, "r1", "exit code 1")
     assert folder.load().status == "running" and not read_events(store, "r1")
-
-
-def test_a_run_that_its_user_ended_is_interrupted_and_no_step_of_it_has_failed(folder: RunFolder) -> None:
-    store = ArtifactStore(folder.path.parents[1])
-    error = record_death(store, "r1", "killed by SIGKILL", asked_by="SIGINT")
-    assert isinstance(error, InterruptedRunError) and error.hints == ("steps run --resume r1",)
-    assert error.what == "ended by SIGINT; kept: 3 of 5 steps (a, b, c)"
-    info = get_run(store, "r1")
-    assert (info.status, info.steps["d"]["state"]) == ("interrupted", "interrupted")
-    assert [record["kind"] for record in read_events(store, "r1")] == ["run_finished"]
 
 
 DONE, AT_WORK, PENDING = {"state": "ran"}, {"state": "interrupted", "cache_key": "k"}, {"state": "pending"}

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.errors import ArtifactError, ConfigError, UnsupportedError
+from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.errors.plugins import load_object
 from tests.models.checkpoints import write_checkpoint
 
@@ -119,36 +119,3 @@ def test_what_only_a_library_knows_is_left_to_it(config: dict[str, Any], hub: Pa
     assert isinstance(refusal(preflight("rl/nemo_rl/rlvr", of_judge(str(hub)))), UnsupportedError)
     if config == {"model_type": "gpt2"}:
         preflight("sft/automodel", of_policy(str(hub)))({})
-
-
-@pytest.mark.parametrize(
-    ("given", "cfg", "length"),
-    [
-        (of_model, "generation.vllm_cfg", "evaluation.max_total_sequence_length"),
-        (
-            of_judge,
-            f"env.nemo_gym.{JUDGE}.responses_api_models.vllm_model",
-            f"env.nemo_gym.{JUDGE}.responses_api_models.vllm_model.max_total_sequence_length",
-        ),
-    ],
-)
-def test_what_vllm_refuses_of_a_model_that_no_plan_saw_is_refused_before_a_run(
-    given: Given, cfg: str, length: str, hub: Path
-) -> None:
-    """Of a name on the hub, say, which is fetched then."""
-
-    def asked(width: int, longest: int) -> dict[str, Any]:
-        of_policy = given is of_model
-        if not of_policy:
-            return of_judge(str(hub), backend="vllm", tensor_parallel_size=width, max_total_sequence_length=longest)
-        generation = {"backend": "vllm", "max_new_tokens": 8, "vllm_cfg": {"tensor_parallel_size": width}}
-        return {"model": str(hub), "generation": generation, "evaluation": {"max_total_sequence_length": longest}}
-
-    preflight("eval/model_eval", asked(2, 64))({})
-    for width, longest, key, hint in (
-        (3, 64, f"{cfg}.tensor_parallel_size", f"{cfg}.tensor_parallel_size=1"),
-        (2, 10**6, length, f"{length}="),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            preflight("eval/model_eval", asked(width, longest))({})
-        assert caught.value.where == key and caught.value.hints[0].startswith(hint)

@@ -82,15 +82,6 @@ def test_a_supervised_step_has_a_model_or_the_shape_of_one():
     check_supervised(SftConfig.model_validate(scratch), {"model": None})
 
 
-@pytest.mark.parametrize("asked", [{"val_period": 1}, {"val_at_start": True}, {"val_at_end": True}])
-def test_prompts_to_validate_on_are_for_a_run_that_validates(asked):
-    with pytest.raises(ConfigError, match="nothing asks for a validation") as caught:
-        preflight.check_rl(RlConfig(), {"prompts": None, "validation": None})
-    assert caught.value.hints[0] == "grpo.val_period=10"
-    config = RlConfig.model_validate({"grpo": asked, "data": {"train": {"data_path": "nowhere.jsonl"}}})
-    preflight.check_rl(config, {"validation": None})  # an earlier step makes both
-
-
 def test_functions_that_cannot_be_loaded_are_told_before_anything_runs(tmp_path):
     (tmp_path / "own.py").write_text("def score(completions, **columns):\n    return [0.0 for _ in completions]\n")
 

@@ -151,17 +151,6 @@ def test_a_plugin_that_is_no_executor_is_named(plugins: None, name: str, message
         find_executor(name)
 
 
-def test_an_unknown_executor_says_which_there_are_and_what_would_bring_it(plugins: None) -> None:
-    with pytest.raises(UnsupportedError, match="no executor 'nowhere'") as caught:
-        find_executor("nowhere")
-    with pytest.raises(UnsupportedError) as misspelt:
-        find_executor("slrum")
-    assert misspelt.value.hints == ("did you mean 'slurm'?",)
-    names = {"broken", "far", "gone", "local", "modelless", "open", "ray", "slurm", "twice"}
-    assert names <= set(str(caught.value.expected).split(" or "))
-    assert "nemotron_steps.executors have 'nowhere'" in caught.value.hints[0]
-
-
 @pytest.mark.parametrize("name", ["dgxcloud", "skypilot"])
 def test_an_executor_of_the_examples_says_where_it_is(name: str) -> None:
     with pytest.raises(UnsupportedError, match=f"no executor '{name}' is installed") as caught:
