@@ -9,7 +9,7 @@ import pytest
 from nemotron_steps.cli.errors import render, report
 from nemotron_steps.cli.main import _guarded
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.errors import ConfigError, PlanError, UnknownNameError
+from nemotron_steps.errors import ConfigError, PlanError
 from nemotron_steps.session.jobs import printable
 
 
@@ -24,14 +24,6 @@ def test_an_error_has_code_place_expectation_and_hints():
     assert _rendered(error) == (
         "error[E200]: unknown key 'a'\n  --> f.yaml:3\n  expected: b\n  found:    a\n  hint: b=1\n"
     )
-
-
-def test_one_problem_is_shown_alone_and_several_are_counted():
-    one = PlanError("cannot plan: 1 problem", problems=(UnknownNameError("no step 'x'"),))
-    assert _rendered(one) == "error[E110]: no step 'x'\n"
-    two = PlanError("cannot plan: 2 problems", problems=(UnknownNameError("no step 'x'"), ConfigError("bad")))
-    assert _rendered(two).splitlines()[0] == "error[E110]: no step 'x'"
-    assert _rendered(two).splitlines()[-1] == "error[E300]: cannot plan: 2 problems"
 
 
 @pytest.mark.parametrize("as_json", [False, True])

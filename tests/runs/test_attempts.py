@@ -14,7 +14,6 @@ import pytest
 from nemotron_steps.artifacts.backend import FsspecBackend
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import InterruptedRunError, StepFailedError
-from nemotron_steps.resolver.plan import Instance, Plan
 from nemotron_steps.runs import execute as execute_module
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.runs.execute import execute
@@ -107,27 +106,6 @@ def test_a_resumed_run_goes_on_from_its_checkpoints_if_code_alone_has_changed(
     assert ("goes on from its checkpoints" in caplog.text) == (began > 0)
 
 
-def test_a_forced_run_that_goes_on_begins_anew_only_what_it_had_not_begun(store: ArtifactStore) -> None:
-    with pytest.raises(StepFailedError):
-        run(store, train={"fail": "bug"})
-    forced = replace(make_plan(train={"fail": "bug"}), goals=("toy/make", "toy/train"))
-
-    def stop(record: dict[str, Any]) -> None:
-        if (record["kind"], record["step"]) == ("step_finished", "toy/make"):
-            raise KeyboardInterrupt
-
-    with pytest.raises(InterruptedRunError):
-        execute(forced, store, force=True, listeners=[stop])
-    stopped = get_run(store, "latest").id
-    records: Records = []
-    with pytest.raises(StepFailedError):  # at step 5: from the start, not from the checkpoint of the run before
-        execute(forced, store, resume=stopped, listeners=[records.append])
-    assert [record["step"] for record in records if record["kind"] == "step_cached"] == ["toy/make"]
-    assert loaded(records) == [0]
-    result = execute(forced, store, resume=stopped, listeners=[records.append])
-    assert states(result) == ["cached", "ran"] and loaded(records) == [0, 5]
-
-
 @pytest.mark.parametrize("broken", ["broken_report", "forgets_the_model"])
 def test_a_step_whose_output_was_refused_is_asked_again_with_its_own_folder_as_it_left_it(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, broken: str
@@ -144,30 +122,6 @@ def test_a_step_whose_output_was_refused_is_asked_again_with_its_own_folder_as_i
     monkeypatch.setattr(runner_toy_steps, "train", train)
     records: Records = []
     assert states(run(store, records)) == ["cached", "ran"] and loaded(records) == [7]
-
-
-def instances(*fails: str) -> Plan:
-    plan = make_plan()
-    make, train = plan.steps
-    trained = [
-        replace(train, key=f"train-{at}", instance=Instance("train", {"fail": kind}), config={"fail": kind})
-        for at, kind in enumerate(fails)
-    ]
-    return Plan(steps=(make, *trained), goals=tuple(step.key for step in trained), name="toys")
-
-
-@pytest.mark.parametrize(("fails", "told"), [(("nan", "bug", ""), "the loss is NaN"), (("bug", "nan", ""), "a bug in")])
-def test_of_instances_that_fail_the_first_is_told(store: ArtifactStore, fails: tuple[str, ...], told: str) -> None:
-    with pytest.raises(StepFailedError, match=told):
-        execute(instances(*fails), store)
-    assert [step["state"] for step in get_run(store, "latest").steps.values()] == ["ran", "failed", "failed", "ran"]
-
-
-def test_no_secret_is_in_the_error_that_is_raised(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value-77")
-    with pytest.raises(StepFailedError) as caught:
-        run(store, entry="tests.runs.runner_toy_steps:leak")
-    assert caught.value.what.endswith("401 for token ***")
 
 
 def test_a_remote_home_has_what_ran_while_the_rest_still_works_and_no_more_is_brought_here_than_is_used(

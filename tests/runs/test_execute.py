@@ -17,7 +17,7 @@ from nemotron_steps.errors import (
 )
 from nemotron_steps.resolver.plan import Plan
 from nemotron_steps.runs.execute import execute
-from nemotron_steps.runs.run_folder import get_run, list_runs, read_events
+from nemotron_steps.runs.run_folder import get_run, read_events
 from tests.runs.runner_toy_plan import make_plan, run
 
 Records = list[dict[str, Any]]
@@ -69,18 +69,6 @@ def test_failed_step_keeps_its_checkpoint_and_the_next_run_continues(store: Arti
     assert json.loads((store.open("toy/train/model").path / "deep/er/weights.json").read_text())["sum"] == 285
 
 
-def test_resume_continues_in_the_same_run_folder(store: ArtifactStore) -> None:
-    with pytest.raises(NonFiniteLossError):
-        run(store, train={"fail": "nan"}, request={"targets": ["toy/train"], "overrides": ["train.fail=nan"]})
-    failed = get_run(store, "latest")
-    result = run(store, train={"fail": "nan"}, resume=failed.id)
-    assert result.id == failed.id and len(list_runs(store)) == 1
-    info = get_run(store, failed.id)
-    assert (info.status, info.attempts, info.error) == ("done", 2, None)
-    assert info.request == {"targets": ["toy/train"], "overrides": ["train.fail=nan"]}
-    assert [m["index"] for m in read_events(store, failed.id, "metrics")] == list(range(1, 11))
-
-
 def test_failures_carry_the_manifests_advice(store: ArtifactStore) -> None:
     with pytest.raises(NonFiniteLossError) as nan:
         run(store, train={"fail": "nan"})
@@ -91,15 +79,6 @@ def test_failures_carry_the_manifests_advice(store: ArtifactStore) -> None:
     with pytest.raises(StepFailedError) as oom:
         run(store, train={"fail": "oom", "steps": 10})
     assert any("halve it" in hint and "steps=5" in hint for hint in oom.value.hints)
-
-
-def test_signal_is_answered_with_the_runs_own_numbers(store: ArtifactStore) -> None:
-    result = run(store, train={"fail": "signal"})
-    (hint,) = result.step("toy/train").hints
-    assert hint.render() == (
-        "kl=2   # kl_spike (kl=0.9123, step=6, 2 times): the policy leaves its reference: raise the penalty"
-    )
-    assert hint.render() in (result.folder / "log.txt").read_text()
 
 
 def test_user_file_is_an_input_and_part_of_the_lineage(store: ArtifactStore, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from types import FrameType
 import pytest
 
 from nemotron_steps import stopping
-from nemotron_steps.stopping import interruptible, left_to_us, was_interrupted
+from nemotron_steps.stopping import interruptible, left_to_us
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
@@ -40,21 +40,6 @@ def test_beside_the_main_thread_no_signal_is_handled() -> None:
     thread.start()
     thread.join()
     assert seen == [({}, signal.getsignal(signal.SIGTERM))]
-
-
-def test_an_interrupt_is_found_behind_what_was_raised_from_it_or_after_it() -> None:
-    for link in ("__cause__", "__context__"):
-        error, between = RuntimeError("the loop was stopped"), ValueError("x")
-        setattr(error, link, between)
-        between.__context__ = KeyboardInterrupt()
-        assert was_interrupted(error)
-    error = RuntimeError("raised from something else")
-    error.__cause__, error.__context__ = ValueError("x"), KeyboardInterrupt()
-    assert was_interrupted(error)
-    circle = RuntimeError("of its own")
-    circle.__context__ = ValueError("x")
-    circle.__context__.__context__ = circle
-    assert not was_interrupted(circle)
 
 
 @pytest.mark.parametrize("ends_process", [True, False])

@@ -12,10 +12,9 @@ from typing import ClassVar
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.config.profiles import OpenProfile, Profile, load_environment
+from nemotron_steps.config.profiles import Profile, load_environment
 from nemotron_steps.errors import (
     ConfigError,
-    DataError,
     InterruptedRunError,
     StepFailedError,
     UnsupportedError,
@@ -25,17 +24,8 @@ from nemotron_steps.runs import launch as launching
 from nemotron_steps.runs.executors import base
 from nemotron_steps.runs.executors.base import JobState, Launch, find_executor
 from nemotron_steps.runs.executors.detached import DetachedExecutor
-from nemotron_steps.runs.run_folder import RunFolder, RunInfo, get_run, new_run_id, read_events
+from nemotron_steps.runs.run_folder import RunFolder, get_run, new_run_id, read_events
 from tests.runs.executors.jobs import ROOT, submit, wait_until
-
-
-def test_detached_run_outlives_the_call_and_is_followed(store: ArtifactStore, toy: Path) -> None:
-    info = submit(store, Profile())
-    assert (info.executor, info.status) in {("local", "submitted"), ("local", "running"), ("local", "done")}
-    text: list[str] = []
-    info = launching.follow(store, info.id, text.append)
-    assert info.status == "done" and "step 10:" in "".join(text)
-    wait_until(lambda: DetachedExecutor().status(info.job).state is JobState.LOST)
 
 
 def test_detached_run_is_cancelled_and_goes_on(store: ArtifactStore, toy: Path) -> None:
@@ -52,14 +42,6 @@ def test_detached_run_is_cancelled_and_goes_on(store: ArtifactStore, toy: Path) 
     submit(store, Profile(), run_id=run_id)
     assert launching.follow(store, run_id, lambda text: None).attempts == 2
     assert [e["fields"]["step"] for e in read_events(store, run_id) if e.get("name") == "loaded"] == [0, 4]
-
-
-def test_an_error_of_another_packages_class_keeps_its_code() -> None:
-    told = {"class": "TheirError", "code": "X901", "what": "theirs", "where": "here", "hints": ["theirs too"]}
-    error = launching.error_of(RunInfo("r1", error=told))
-    assert error is not None and (error.code, error.what, error.where) == ("X901", "theirs", "here")
-    ours = launching.error_of(RunInfo("r1", error={"class": "DataError", "what": "ours"}))
-    assert isinstance(ours, DataError) and ours.code == DataError("x").code != "X901"
 
 
 def test_run_whose_process_never_began_is_lost(
@@ -103,16 +85,8 @@ class FarExecutor:
         return None
 
 
-class OpenExecutor(FarExecutor):
-    profile_model = OpenProfile
-
-
 class NotAnExecutor:
     pass
-
-
-class NoModelExecutor(FarExecutor):
-    profile_model = "queue"  # type: ignore[assignment]
 
 
 @pytest.fixture
@@ -120,10 +94,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Executors announced by installed packages."""
     names = {
         "far": "FarExecutor",
-        "open": "OpenExecutor",
         "broken": "NotAnExecutor",
-        "modelless": "NoModelExecutor",
-        "gone": "Missing",
     }
     points = [EntryPoint(name, f"{__name__}:{attribute}", base.ENTRY_POINT_GROUP) for name, attribute in names.items()]
     points += points[:1]  # of a package that is on the path twice
@@ -164,29 +135,6 @@ def write_profile(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> N
     (folder / "env.toml").write_text(text)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "none"))
     monkeypatch.chdir(folder)
-
-
-def test_profile_keys_of_a_plugin_are_checked_by_its_model(
-    plugins: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_profile(
-        tmp_path,
-        monkeypatch,
-        '[a]\nexecutor = "far"\nqueue = "long"\nnodes = 2\n[b]\nextends = "a"\nquue = "x"\npartition = "gpu"\n'
-        '[c]\nexecutor = "open"\nanything = [1, 2]\n',
-    )
-    environment = load_environment()
-    profile = environment.profile("a", base.profile_model)
-    assert isinstance(profile, FarProfile) and (profile.queue, profile.nodes) == ("long", 2)
-    with pytest.raises(ConfigError) as caught:
-        environment.profile("b", base.profile_model)
-    assert {p.what: p.expected for p in caught.value.problems} == {
-        "unknown key 'quue' in [b], whose executor is far": "queue",
-        "unknown key 'partition' in [b], whose executor is far": (
-            "executor, extends, nodes, gpus_per_node, env_vars, setup_lines, queue"
-        ),
-    }
-    assert environment.profile("c", base.profile_model).model_extra == {"anything": [1, 2]}
 
 
 @pytest.mark.parametrize(

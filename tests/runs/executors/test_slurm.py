@@ -51,14 +51,6 @@ def test_slurm_partitions_of_attached_and_detached_runs(
     assert (found[1] if found else None) == expected
 
 
-def test_force_squash_without_an_image_to_import_is_refused(tmp_path: Path) -> None:
-    for keys in ({}, {"container_image": "/images/nemo.sqsh"}):
-        with pytest.raises(RequestError, match="--force-squash"):
-            batch_script(replace(a_launch(tmp_path, **keys), force_squash=True))
-    again = replace(a_launch(tmp_path, container_image="nvcr.io/x"), force_squash=True)
-    assert "if true; then" in batch_script(again)
-
-
 def a_launch(tmp_path: Path, **profile: Any) -> Launch:
     folder = tmp_path / "runs" / "r1"
     arguments = ("--resume", "r1", "--home", str(tmp_path))
