@@ -85,18 +85,9 @@ def test_report_needs_no_network_and_escapes_model_output(store: ArtifactStore) 
     assert "@import" not in html and "url(http" not in html and "<script src" not in html
 
 
-def test_report_of_a_failed_run_has_the_error_and_the_advice(store: ArtifactStore) -> None:
-    with pytest.raises(NonFiniteLossError):
-        run(store, train={"fail": "nan"})
-    (folder,) = (store.backend.scratch / "runs").iterdir()
-    text = " ".join(page_of(folder).text.split())
-    assert "error[E600] the loss is NaN at step 5" in text and "lower the learning rate" in text
-    run(store, train={"fail": "nan"}, resume=folder.name)
-    text = " ".join(page_of(folder).text.split())
-    assert "error[" not in text and "attempt 2" in text
-
-
-def test_report_of_a_failed_run_has_the_row_and_the_traceback(store: ArtifactStore, tmp_path: Path) -> None:
+def test_report_of_a_failed_run_has_its_last_attempts_error_row_traceback_and_advice(
+    store: ArtifactStore, tmp_path: Path
+) -> None:
     rows = tmp_path / "mine.jsonl"
     rows.write_text('{"text": "good"}\n{"text": "<bad>", "mark": "x"}\n')
     with pytest.raises(DataError):
@@ -105,7 +96,11 @@ def test_report_of_a_failed_run_has_the_row_and_the_traceback(store: ArtifactSto
     text = page_of(folder).text
     assert '{"text": "<bad>", "mark": "x"}' in text
     assert "Traceback (most recent call last)" in text and "runner_toy_steps.py" in text
-    # The next attempt fails for another reason, and shows nothing of this one.
     with pytest.raises(NonFiniteLossError):
         run(store, train={"fail": "nan"}, resume=folder.name)
-    assert "<bad>" not in page_of(folder).text
+    text = " ".join(page_of(folder).text.split())
+    assert "error[E600] the loss is NaN at step 5" in text and "lower the learning rate" in text
+    assert "<bad>" not in text
+    run(store, train={"fail": "nan"}, resume=folder.name)
+    text = " ".join(page_of(folder).text.split())
+    assert "error[" not in text and "attempt 3" in text

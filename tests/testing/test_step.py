@@ -187,13 +187,6 @@ def test_a_row_that_raises_without_a_code_is_found(package: Callable[..., Path],
     assert failed(examined(tmp_path / "kit"), names) == ["a_broken_row_is_told"]
 
 
-def test_an_input_that_nobody_has_a_sample_of_is_asked_for(package: Callable[..., Path], tmp_path: Path):
-    package(TABLE_STEP)
-    outcome = examined(tmp_path / "kit", "toykit_table/sum").outcome("runs")
-    assert outcome.state is State.FAILED
-    assert 'step_conformance("toykit_table/sum", inputs={"table": PATH})' in outcome.text
-
-
 def test_a_step_that_is_not_there_is_told_once(tmp_path: Path):
     found = examined(tmp_path / "kit", "toykit/nowhere").outcomes()
     assert [name for name, outcome in found.items() if outcome.state is State.FAILED] == ["manifest_loads"]

@@ -17,14 +17,6 @@ from tests.runs.executors.jobs import submit
 
 
 @pytest.mark.parametrize(
-    "commands",
-    [Commands(), Commands("Login-A", folder="/a b"), Commands("login.example", "Me", "/keys/i&d", "/scratch/me")],
-)
-def test_a_jobs_name_says_where_its_commands_are(commands: Commands) -> None:
-    assert Commands.of_job(commands.job("7")) == (commands, "7")
-
-
-@pytest.mark.parametrize(
     "job",
     [
         "ssh://-oProxyCommand=x/7?folder=/a",

@@ -21,7 +21,6 @@ from nemotron_steps.errors import DataError, WorkerLostError
 from nemotron_steps.steps.data_prep.blends import formats, shards
 from nemotron_steps.steps.data_prep.blends.prepare import Source
 from nemotron_steps.steps.data_prep.blends.sources import data_files
-from nemotron_steps.steps.data_prep.blends.splits import places
 from tests.steps.data_prep.blends.conftest import Marked, Run, run_prepare, write_lines
 
 LINES = st.one_of(
@@ -185,22 +184,3 @@ def test_a_sample_is_of_each_source_and_stops_where_it_is_whole(small_parts: Non
     done = run(*paths, sample=7)
     assert sorted((row["of"], row["n"]) for row in done.rows()) == [(name, n) for name in "ab" for n in range(7)]
     assert not (tmp_path / "shards").exists()
-
-
-@pytest.mark.parametrize(
-    ("total", "sizes", "found"),
-    [
-        (10, {"train": 5, "validation": 3, "heldout": 2}, (5, 5, 8, 10)),
-        (6, {"validation": 3, "heldout": 2}, (1, 1, 4, 6)),
-        (5, {"validation": 3, "heldout": 2}, None),
-        (10, {"train": 6, "validation": 3, "heldout": 2}, None),
-    ],
-)
-def test_rows_are_cut_from_the_end_and_one_is_left_to_train_on(total: int, sizes: Any, found: Any):
-    if found is None:
-        with pytest.raises(DataError, match=f"{total} rows are too few"):
-            places(total, SplitRows(**sizes))
-    else:
-        train, room, heldout, end = found
-        cut = {"train": range(train), "validation": range(room, heldout), "heldout": range(heldout, end)}
-        assert places(total, SplitRows(**sizes)) == cut
