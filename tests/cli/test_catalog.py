@@ -21,20 +21,6 @@ from tests.cli.conftest import Cli
 from tests.manifest.public_pack import public_pack
 
 
-def _ids(cli: Cli, *arguments: str) -> set[str]:
-    return {row["id"] for row in cli("list", "--json", *arguments).json["steps"]}
-
-
-def test_list_filters_know_subtypes(cli):
-    assert _ids(cli, "--tag", "toy", "--tag", "data") == {"toy/make"}
-    assert "toy/make" in _ids(cli, "--produces", "toy_data")
-    assert "toy/train" in _ids(cli, "--consumes", "toy_rows")
-    assert _ids(cli, "--category", "train") == {"toy/train"}
-    # is_a goes one way: a toy_data is not a toy_rows.
-    assert _ids(cli, "--consumes", "toy_rows") == {"toy/train"}
-    assert "toy/train" not in _ids(cli, "--produces", "toy_rows")
-
-
 def test_a_broken_manifest_is_mentioned_and_the_rest_works(cli, workplace):
     broken = workplace / "manifests"
     broken.mkdir()

@@ -122,7 +122,7 @@ def test_a_detached_run_is_followed_and_cancelled(cli, workplace):
     assert "is not running" in cli("cancel", submitted["run"]).err
 
 
-@pytest.mark.parametrize("command", ["list", "list --json", "--version", "--help"])
+@pytest.mark.parametrize("command", ["list", "--help"])
 def test_an_output_that_is_full_is_one_error_and_no_traceback(workplace, command):
     command = f"{sys.executable} -m nemotron_steps.cli.main {command}"
     result = subprocess.run(["bash", "-c", f"{command} > /dev/full"], capture_output=True, text=True, timeout=30)
