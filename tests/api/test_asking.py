@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nemotron_steps.api.planned import override_texts, request_for
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.errors import RequestError
 from nemotron_steps.session.run_request import RunRequest
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])).filter(lambda t: "${" not in t)
@@ -35,20 +33,6 @@ def test_hydra_reads_back_what_was_given(value: Any) -> None:
     (text,) = override_texts({"key": [value]})
     parsed = OverridesParser.create().parse_override(text)
     assert parsed.key_or_group == "key" and parsed.value() == [value]
-
-
-@pytest.mark.parametrize("arguments", [{"target": ""}, {"target": []}, {"target": "s", "overrides": "a=1"}])
-def test_what_no_command_line_could_say_is_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(RequestError):
-        request_for(**arguments)
-
-
-@pytest.mark.parametrize("values", [[], (), {}, {"a": 1}, "ab", "", 5, None])
-def test_a_step_is_fanned_out_over_some_values_and_over_nothing_else(values: Any) -> None:
-    with pytest.raises(RequestError, match="a list of values") as caught:
-        request_for("step", over={"grpo.seed": values})
-    assert caught.value.where == "over['grpo.seed']"
-    assert request_for("step", over={"grpo.seed": range(1, 3)}).over == ("grpo.seed=1,2",)
 
 
 def test_every_argument_has_its_place_in_the_request() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -77,21 +76,3 @@ def test_what_holds_no_rows_is_refused_and_leaves_nothing(dataset: Any, told: st
         data_reference(dataset, tmp_path)
     assert told in str(raised.value)
     assert not list(tmp_path.iterdir())
-
-
-def test_what_json_has_no_form_for_is_as_near_as_it_gets(tmp_path: Path) -> None:
-    class NAType:
-        pass
-
-    class NaTType:
-        def isoformat(self) -> str:
-            return "NaT"
-
-    numbers = {"up": float("inf"), "down": float("-inf"), "none": float("nan"), "yes": True, "big": 2**70}
-    row = {"prompt": "x", 1: {2: (NAType(), NaTType())}, "day": date(2026, 1, 2), **numbers}
-    assert rows_of([row], tmp_path) == [
-        {
-            **{"prompt": "x", "1": {"2": [None, None]}, "day": "2026-01-02"},
-            **{"up": None, "down": None, "none": None, "yes": True, "big": 2**70},
-        }
-    ]

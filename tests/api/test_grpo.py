@@ -60,20 +60,6 @@ def test_ten_lines_train_and_what_they_did_is_there_to_be_read(model: Path, work
         del WORTH["b"]
 
 
-@pytest.mark.slow
-@pytest.mark.chain
-def test_validation_rows_are_what_the_policy_is_validated_on(model: Path, workplace: Path) -> None:
-    held = [{"prompt": f"{a} - {a}?", "answer": "0"} for a in (3, 5)]
-    training = GRPO(model, ROWS, shorter, config="cpu", validation=held, **TINY)
-    assert "grpo.val_at_start=true grpo.val_at_end=true" in training.command
-    result = training.run(progress=False)
-    assert result.metrics["validation/samples"] == {0: 4, 2: 4}  # two answers a prompt
-    before, after = result.metrics["validation/reward"].values()
-    shown = result.summary["validation_reward"]
-    assert (shown["before"], shown["after"]) == (before, after)
-    assert training.run(progress=False).metrics == result.metrics  # cached
-
-
 def test_validation_is_asked_for_where_no_key_says_when(model: Path, workplace: Path) -> None:
     def command(**more: Any) -> list[str]:
         return GRPO(model, ROWS, shorter, config="cpu", validation=ROWS[:2], **more).command.split()

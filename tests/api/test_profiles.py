@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import signal
 import threading
@@ -14,8 +13,7 @@ from typing import ClassVar
 
 import pytest
 
-from nemotron_steps import open_run, plan, run
-from nemotron_steps.api.planned import request_for
+from nemotron_steps import open_run, run
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.profiles import OpenProfile
 from nemotron_steps.errors import InterruptedRunError
@@ -133,17 +131,6 @@ def test_an_interrupt_cancels_the_job_that_is_waited_for(cluster: list[base.Laun
         run(**ASKED, profile="cluster", progress=False, seconds_per_step=20)
     with pytest.raises(InterruptedRunError):
         open_run(cluster[0].run_id).wait(progress=False)
-
-
-def test_plan_and_run_show_the_arguments_that_they_hand_on() -> None:
-    listed = inspect.signature(request_for).parameters
-    for function, own in ((plan, {"home"}), (run, {"home", "force", "resume", "wait", "progress"})):
-        shown = inspect.signature(function).parameters
-        assert set(shown) == {*listed, *own} and "request" not in shown
-        assert all(shown[name].annotation == each.annotation for name, each in listed.items() if name != "target")
-        described = (function.__doc__ or "").partition("Args:")[2].partition("Raises:")[0]
-        assert all(f"{name}:" in described or f"{name}, " in described for name in {*listed, *own} - {"until"})
-        assert "request:" not in described
 
 
 def _until_running(run_id: str) -> None:

@@ -22,15 +22,3 @@ def test_importing_the_package_imports_none_of_it() -> None:
     code = "import sys, nemotron_steps; print(*[n for n in sys.modules if n.startswith('nemotron_steps')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert sorted(done.stdout.split()) == ["nemotron_steps", "nemotron_steps.deprecated"]
-
-
-def test_planning_in_python_imports_no_framework() -> None:
-    code = (
-        "import sys; from nemotron_steps import GRPO, Artifacts, Registry, open_run, plan, run;"
-        "Registry().list(); plan('rl/nemo_rl/rlvr', config='tiny');"
-        "print(*{name.split('.')[0] for name in sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    loaded = set(done.stdout.split())
-    assert "nemotron_steps" in loaded
-    assert loaded.isdisjoint({"torch", "ray", "vllm", "transformers", "megatron", "wandb", "pandas", "datasets"})

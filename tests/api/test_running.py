@@ -82,16 +82,12 @@ def test_a_failure_is_raised_and_the_same_call_goes_on() -> None:
     [
         ({"target": "toy/trian"}, PlanError, "toy/trian"),
         ({"target": "toy/train", "config": "tiny", "optimizer": {"lrr": 1}}, PlanError, "lrr"),
-        ({"target": "toy/train", "config": "tiny", "inputs": {"row": "x"}}, PlanError, "row"),
         ({}, RequestError, "name a step"),
         ({"resume": "latest", "config": "tiny"}, RequestError, "resume alone"),
         ({"resume": "latest", "progres": False}, RequestError, "progres=False"),
-        ({"resume": "latest", "reward": None}, RequestError, "reward=None"),
         ({"target": "toy/train", "config": "tiny", "wait": False}, RequestError, "has to wait"),
         ({"target": "toy/train", "config": "tiny", "profile": "nowhere"}, PlanError, "nowhere"),
         ({"target": "toy/train", "config": "tiny", "over": {"steps": 3}}, RequestError, "a list of values"),
-        ({"target": "toy/train", "over": "steps=1,2"}, RequestError, "a mapping of keys"),
-        ({"target": "toy/train", "config": "tiny", "ignore_checks": "train"}, RequestError, "stages of a pipeline"),
         ({"resume": "latest"}, UnknownNameError, "no run yet"),
     ],
 )

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.artifacts.models import Edge, Producer
 from nemotron_steps.artifacts.store import ArtifactStore
 from tests.artifacts.checkpoint_files import write_hf, write_safetensors
 from tests.cli.conftest import Cli
@@ -29,25 +28,6 @@ def test_what_is_added_is_said_shown_and_listed_with_where_it_came_from(cli: Cli
     (listed,) = cli("artifacts", "list", "--json").json
     assert listed == again
     assert "added from" in cli("artifacts", "list").out
-
-
-def test_what_two_branches_come_from_is_drawn_below_the_first_of_them(cli: Cli, workplace: Path) -> None:
-    store = ArtifactStore(workplace / "home")
-    for name, parents in (("root", ""), ("a", ["root"]), ("b", ["a"]), ("c", ["a", "root"]), ("d", ["b", "c"])):
-        with store.staging() as folder:
-            (folder / "tree").mkdir()
-            (folder / "tree" / "train.jsonl").write_text(json.dumps({"name": name}) + "\n")
-            edges = [Edge("in", store.find(parent).digest, store.find(parent).ref) for parent in parents]
-            made_by = Producer(name, "out", "r")
-            store.commit(folder / "tree", "training_jsonl", name=name, inputs=edges, producer=made_by)
-    assert cli("artifacts", "lineage", "d").out.splitlines()[1:] == [
-        "├── b:v1  in of d",
-        "│   └── a:v1  in of b",
-        "│       └── root:v1  in of a",
-        "└── c:v1  in of d",
-        "    ├── a:v1  in of c, see above",
-        "    └── root:v1  in of c",
-    ]
 
 
 def test_what_is_added_as_a_packs_own_type_is_looked_at_as_what_that_is(cli: Cli, workplace: Path) -> None:

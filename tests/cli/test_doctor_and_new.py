@@ -6,9 +6,7 @@ import ast
 import os
 import subprocess
 import sys
-import time
 import tomllib
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -42,64 +40,6 @@ def test_doctor_finds_what_is_wrong(cli, workplace, monkeypatch):
     assert "unknown key 'nodez' in [here]" in result.out
     assert "✗ home" in result.out
     assert "3 to fix" in result.out
-
-
-def findings_where(cli, monkeypatch, *kept):
-    """Of the named parts of doctor alone, by name."""
-    for part in {"_software", "_programs", "_home", "_packs"} - set(kept):
-        monkeypatch.setattr(f"nemotron_steps.cli.doctor.{part}", lambda *_: iter(()))
-    return {finding["name"]: finding for finding in cli("doctor", "--json").json}
-
-
-@pytest.mark.parametrize(
-    ("returned", "state", "detail"),
-    [
-        ((1, "", "Traceback\nImportError: libcudart"), "failed", "ImportError: libcudart"),
-        ((0, "a warning\n2.12|True|8|H100\n", ""), "ok", "2.12, 8 × H100"),
-        ((0, "2.12|False|0|\n", ""), "warning", "2.12, sees no GPU although there is a driver"),
-        (None, "failed", "does not load within"),
-    ],
-)
-def test_doctor_says_how_torch_stands(cli, workplace, monkeypatch, returned, state, detail):
-    def probe(program):
-        if returned is None:
-            raise subprocess.TimeoutExpired("torch", 60)
-        return subprocess.CompletedProcess([], *returned)
-
-    monkeypatch.setattr("nemotron_steps.cli.doctor._probe", probe)
-    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    torch = findings_where(cli, monkeypatch, "_software")["torch"]
-    assert torch["state"] == state and torch["detail"].startswith(detail)
-    assert bool(torch["fix"]) == (state != "ok")
-
-
-def test_what_doctor_tries_dies_with_it():
-    program = (
-        "from nemotron_steps.cli.doctor import _probe; _probe('print(1, flush=True); input()', 'a-hanging-driver')"
-    )
-    doctor = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
-
-    def tried():
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with suppress(OSError):  # another process that ends meanwhile
-                if b"a-hanging-driver" in path.read_bytes().split(b"\0"):
-                    return True
-        return False
-
-    try:
-        assert eventually(tried)
-        time.sleep(0.2)  # it has asked the kernel
-    finally:
-        doctor.kill()
-    assert eventually(lambda: not tried())
-    doctor.communicate()
-
-
-def eventually(condition):
-    until = time.monotonic() + 10
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.02)
-    return condition()
 
 
 def test_a_new_step_runs_as_it_is(cli, workplace, monkeypatch):
@@ -200,12 +140,3 @@ def test_what_is_written_is_python_whatever_the_name(cli, workplace: Path, words
     assert len(modules) == 3
     for module in modules:
         ast.parse(module.read_text(), str(module))
-
-
-def test_a_name_that_is_taken_or_malformed_is_refused(cli):
-    taken = cli("new", "environment", "mcqa")
-    assert taken.code == 2 and "there is an environment 'mcqa' already" in taken.err
-    malformed = cli("new", "environment", "Acme-Lookup")
-    assert malformed.code == 2 and "steps new environment acme_lookup" in malformed.err
-    unknown = cli("new", "thing", "acme")
-    assert unknown.code == 2 and "steps new environment acme_lookup" in unknown.err

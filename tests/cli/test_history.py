@@ -30,41 +30,6 @@ def recorded(workplace: Path, run: str = "r1", **fields: Any) -> RunFolder:
 
 
 @pytest.mark.parametrize(
-    ("fields", "advised"),
-    [
-        ({"status": "done"}, ["steps report r1"]),
-        ({"status": "running"}, ["steps watch r1", "steps logs r1 -f", "steps cancel r1"]),
-        ({"status": "interrupted"}, ["steps run --resume r1", "steps logs r1"]),
-        # What was wrong with the request is still wrong; where steps ran, there is something to go on from.
-        ({"status": "failed", "error": {"code": "E200", "what": "x"}}, ["steps logs r1"]),
-        (
-            {"status": "failed", "error": {"code": "E200", "what": "x"}, "steps": {"toy/make": {"state": "ran"}}},
-            ["steps run --resume r1", "steps logs r1"],
-        ),
-    ],
-)
-def test_the_advice_fits_how_a_run_stands(cli: Cli, workplace: Path, fields: dict, advised: list[str]) -> None:
-    with hold(recorded(workplace, **fields).lock, {}, lambda holder: None):
-        lines = [line.strip() for line in cli("status", "r1").out.splitlines()]
-    assert [line for line in lines if line.startswith("steps ")] == advised
-
-
-def test_a_step_at_work_is_shown_with_its_latest_numbers_and_one_that_is_done_with_what_it_made(
-    cli: Cli, workplace: Path
-) -> None:
-    made = {"state": "ran", "outputs": {"rows": "toy/make/rows:v1"}, "seconds": 2.0}
-    folder = recorded(workplace, status="running", steps={"toy/make": made, "toy/train": {"state": "running"}})
-    records = [
-        {"kind": "metrics", "time": 1.0, "step": "toy/train", "index": index, "values": {"loss": 1 / index}}
-        for index in (1, 2)
-    ]
-    (folder.path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    with hold(folder.lock, {}, lambda holder: None):
-        lines = [" ".join(line.split()) for line in cli("status", "r1").out.splitlines()]
-    assert lines[1:3] == ["toy/make ran 2.0 s toy/make/rows:v1", "toy/train running step 2 loss 0.5"]
-
-
-@pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({"status": "submitted"}, "open job job-7 was asked to stop"),

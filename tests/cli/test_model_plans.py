@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import struct
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nemotron_steps.artifacts.checkpoints import validate_model_folder
-from nemotron_steps.cli.plans import _show_memory
-from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.session.session import Session
 from tests.cli.conftest import Cli
-from tests.config.layout.memory.shapes import NANO_30B, QWEN3_8B
+from tests.config.layout.memory.shapes import NANO_30B
 from tests.models.checkpoints import write_tokenizer
 
 
@@ -72,46 +68,3 @@ def test_types_declare_what_is_recorded_of_a_checkpoint(tmp_path: Path) -> None:
     types = Session(home=str(tmp_path / "home")).registry.types.types
     for name in ("checkpoint_hf", "checkpoint_megatron"):
         assert recorded.keys() <= types[name].attributes.keys()
-
-
-ROW = {"responses_create_params": {"input": "A or B?"}, "agent_ref": {"name": "mcqa_simple_agent"}}
-
-
-@pytest.fixture
-def inputs(workplace):
-    """A Megatron checkpoint of Qwen3-8B without its weights, and prompts."""
-    hf = workplace / "policy" / "hf"
-    hf.mkdir(parents=True)
-    (hf / "config.json").write_text(json.dumps({**QWEN3_8B, "max_position_embeddings": 40960}))
-    write_tokenizer(hf)
-    (workplace / "policy" / "weights").mkdir()
-    (workplace / "policy" / "weights" / "common.json").write_text("{}")
-    (workplace / "prompts").mkdir()
-    (workplace / "prompts" / "train.jsonl").write_text(json.dumps(ROW) + "\n")
-    return ("--input", f"policy={workplace / 'policy'}", "--input", f"prompts={workplace / 'prompts'}")
-
-
-def test_a_plan_shows_memory_by_role_and_phase_and_the_batch(cli, inputs):
-    out = cli("plan", "rl/nemo_rl/rlvr", "-c", "one_node", *inputs).out
-    text = " ".join(out.split())
-    assert "64 prompts × 8 = 512 rollouts → global batch 512 × 1 update → 4 data-parallel ranks × 128" in text
-    assert "at most 36 micro-batches of 16,384 tokens" in text
-    rows = [line.split() for line in out[out.index("one GPU of 80 GiB that trains and generates") :].splitlines()]
-    assert rows[1] == ["GiB", "generate", "train"]
-    assert rows[2][:3] == ["policy", "weights", "7.6"]
-    lines = {row[-3] for row in rows[2:] if len(row) > 2}
-    assert lines >= {"weights", "optimizer", "gradients", "activations", "logprobs", "cache", "context"}
-    total = next(row for row in rows if row and row[0] == "total")
-    rows = rows[: rows.index(total)]
-    assert "cache of one generator of vLLM's: room for about" in text
-    parts = [float(row[-1]) for row in rows[2:] if row[-1] != "-"]
-    assert float(total[-1]) == pytest.approx(sum(parts), abs=0.6)
-
-
-def test_the_ends_of_a_models_turns_are_shown():
-    stream = io.StringIO()
-    ends = {"policy": ("<|im_end|>", "<|endoftext|>")}
-    step = SimpleNamespace(key="rlvr", memory=None, turn_ends=ends)
-    _show_memory(step, Terminal(stream, color=False, width=None))
-    said = ["", "rlvr", "a turn of policy ends with <|im_end|> or <|endoftext|>"]
-    assert [line.strip() for line in stream.getvalue().splitlines()] == said

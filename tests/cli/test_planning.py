@@ -65,12 +65,6 @@ def test_a_pipeline_by_name_with_overrides_for_its_stages(cli):
     assert "run alone" in cli("plan", "toy_all", "toy/make").err
 
 
-def test_positionals_may_stand_after_flags(cli):
-    shown = cli("run", "toy/train", "-c", "tiny", "steps=2", "--json", "optimizer.lr=0.2", "-d").json
-    assert shown["configs"]["toy/train"]["steps"] == 2
-    assert shown["configs"]["toy/train"]["optimizer"]["lr"] == 0.2
-
-
 def test_dry_run_prints_the_merged_config_and_the_plan_and_runs_nothing(cli, workplace):
     result = cli("run", "toy/train", "-c", "tiny", "--dry-run", "optimizer.lr=0.5")
     assert result.code == 0
@@ -138,27 +132,6 @@ def test_the_profile_is_printed_without_its_secrets(cli: Cli, workplace: Path) -
     as_json = cli("run", "toy/train", "-c", "tiny", "-d", "-b", "far", "--json")
     assert as_json.json["profile"]["name"] == "far" and as_json.json["profile"]["run_partition"] == "quick"
     assert "abcdefgh1" not in as_json.out and "hf-0123456789" not in as_json.out
-
-
-def test_an_environment_variable_that_changes_nothing_is_mentioned(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RL_REWARD_MODEL", "my/judge")
-    for config in ("tiny", "default", "super3"):  # before the config's own source
-        plan = cli("run", "rl/nemo_rl/rlhf", "-c", config, "-d", "--json").json
-        assert plan["steps"][-1]["inputs"]["reward_model"]["ref"] == "my/judge" and plan["warnings"] == []
-    given = ("rl/nemo_rl/rlhf", "-c", "tiny", "--input", "reward_model=my/judge")
-    (instead,) = cli("plan", *given, "--json").json["warnings"]
-    assert instead.endswith('--input reward_model="$RL_REWARD_MODEL" takes it instead')
-    (other,) = cli("plan", "rl/nemo_rl/rlvr", "-c", "tiny", "--json").json["warnings"]
-    assert other.startswith("RL_REWARD_MODEL is set, and nothing in the config of rl/nemo_rl/rlvr reads it (its config")
-
-
-def test_force_shows_what_will_run(cli: Cli) -> None:
-    cli("run", "toy/train", "toy/score", "-c", "tiny")
-    # What reads a forced step's output is not known to be cached.
-    for command in (("plan",), ("run", "-d")):
-        chain = cli(*command, "toy/train", "toy/score", "-c", "tiny", "--force", "--json").json["steps"]
-        cached = {step["key"] for step in chain if step["cached"] is not None}
-        assert (len(chain), cached) == (4, {"toy/make"})
 
 
 def test_a_name_is_a_file_where_no_step_has_a_config_of_that_name(cli: Cli, workplace: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from nemotron_steps.artifacts.models import Producer
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.cli.main import nemotron, steps
-from nemotron_steps.cli.recipes import COMMANDS, parsed
+from nemotron_steps.cli.recipes import COMMANDS
 from nemotron_steps.manifest.registry import load_registry
 from tests.cli.conftest import Cli, in_process
 from tests.cli.test_model_plans import hub_folder
@@ -51,10 +51,8 @@ def test_every_command_has_its_step_and_every_name_its_config() -> None:
     [
         ("super3 data prep rl", "super3_data_prep --until rlhf"),
         ("super3 data prep rl rlvr mirror=x --sample 9", "super3_data_prep --until rlvr3 " + SAMPLED),
-        ("super3 data prep rl rlvr -c rlvr1 mirror=x", "data_prep/rl_prep -c super3_rlvr1 mirror=x"),
         ("super3 rl rlvr -c rlvr2 grpo.seed=7", "rl/nemo_rl/rlvr -c rlvr2 grpo.seed=7"),
         ("super3 rl rlvr -c test", "rl/nemo_rl/rlvr -c test"),
-        ("super3 rl swe1 -c test", "rl/nemo_rl/swe -c test"),
         ("super3 rl swe2", "rl/nemo_rl/swe -c swe2"),
         ("super3 rl rlhf -c default", "rl/nemo_rl/rlhf -c super3"),
         ("nano3 rl -c default -r YOUR-CLUSTER", "rl/nemo_rl/rlvr -c nano3 -r YOUR-CLUSTER"),
@@ -71,15 +69,6 @@ def test_a_recipes_command_is_a_step_with_its_config(nemo: Cli, cli: Cli, comman
     assert ours == theirs
 
 
-def test_sample_limits_the_rows_of_every_data_set(nemo: Cli) -> None:
-    configs = nemo("super3", "data", "prep", "rl", "--sample", "50", "-d", "--json").json["configs"]
-    assert {name: config["sample"] for name, config in configs.items()} == dict.fromkeys(
-        ("rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf"), 50
-    )
-    one = nemo("nano3", "data", "prep", "rl", "sample=5", "force=true", "-d", "--json")
-    assert one.json["configs"]["data_prep/rl_prep"]["sample"] == 5
-
-
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -88,11 +77,6 @@ def test_sample_limits_the_rows_of_every_data_set(nemo: Cli) -> None:
         ("nano3 rl rlvr", ["takes overrides, key=value", "rlvr"]),
         ("super3 data prep rl -d rlvr", ["takes overrides", "nemotron super3 data prep rl rlvr ..."]),
         ("super3 rl swe2 -c small", ["has no config 'small'", "default, swe2"]),
-        ("nano3 rl -r a -b b", ["-r runs attached and -b detached"]),
-        ("nano3 rl --force-squash -d", ["--force-squash rebuilds the container of a profile"]),
-        ("nano3 rl -r nowhere -d", ["no profile 'nowhere'"]),
-        ("nano3 rl grpo.num_iteration=3 -d", ["grpo.num_iteration"]),
-        ("nano3 rl -- --fast", ["takes nothing after `--`"]),
     ],
 )
 def test_what_a_recipe_refuses(nemo: Cli, command: str, said: list[str]) -> None:
@@ -110,37 +94,6 @@ def test_a_run_is_resumed_under_its_recipes_command(
     assert again.code == 0 and again.json["run"] == done["run"]
     capsys.readouterr()
     assert steps(["status", done["run"], "--json"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "force", "left"),
-    [
-        (["force=true"], True, []),
-        (["force=false", "a=1"], False, ["a=1"]),
-        (["--force", "force=false"], True, []),
-        (["force=maybe"], False, ["force=maybe"]),
-    ],
-)
-def test_force_is_a_flag_however_it_is_written(words: list[str], force: bool, left: list[str]) -> None:
-    namespace, unknown, _ = parsed(["nano3", "rl", *words])
-    assert namespace is not None and unknown == []
-    assert (namespace.force, namespace.words) == (force, ["rl/nemo_rl/rlvr", *left])
-
-
-@pytest.mark.parametrize(
-    ("words", "config", "left"),
-    [
-        (["swe2", "-c", "./own.yaml"], "./own.yaml", ["rl/nemo_rl/swe"]),
-        (["swe1", "-c", "tiny"], "tiny_hybrid_steps", ["rl/nemo_rl/swe"]),
-        (["rlvr", "--resume", "r1"], None, []),
-        (["rlvr", "--resume", "r1", "-c", "rlvr2"], "rlvr2", ["rl/nemo_rl/rlvr"]),
-        (["rlvr", "--resume", "r1", "a=1"], "rlvr1", ["rl/nemo_rl/rlvr", "a=1"]),
-    ],
-)
-def test_what_a_recipe_hands_on(words: list[str], config: str | None, left: list[str]) -> None:
-    namespace, _, prog = parsed(["super3", "rl", *words])
-    assert namespace is not None and (namespace.config, namespace.words) == (config, left)
-    assert prog == f"nemotron super3 rl {words[0]}"
 
 
 CHAIN = (

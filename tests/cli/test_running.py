@@ -8,17 +8,13 @@ import shutil
 import subprocess
 import sys
 import time
-from importlib.metadata import PackageNotFoundError
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 from nemotron_steps.errors import StorageError
 from tests.cli.conftest import TOY_PACK, Cli
-
-COMMAND = [sys.executable, "-m", "nemotron_steps.cli.main"]
 
 
 def test_a_run_shows_the_plan_works_and_says_what_improved(cli, workplace):
@@ -79,30 +75,6 @@ def test_resume_needs_only_the_run(cli):
     assert "no run is called" in cli("run", "--resume", "nonsense").err
 
 
-def test_a_forced_run_that_was_killed_is_resumed_by_its_id_alone(cli, workplace):
-    asked = ("run", "toy/train", "-c", "tiny", "seconds_per_step=0.3")
-    cli(*asked)
-    command = [*COMMAND, *asked, "--force"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=workplace)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "[toy/train] started" in line:
-            break
-    process.kill()
-    process.communicate(timeout=30)
-    run = cli("status", "--json").json
-    while run["status"] == "running":  # a step's process, which holds the run's lock too, ends a moment later
-        time.sleep(0.1)
-        run = cli("status", "--json").json
-    assert run["status"] == "killed" and list(run["forced"]) == ["toy/train"]
-    planned = cli("run", "--resume", run["id"], "-d", "--json").json
-    assert [step["cached"] is None for step in planned["steps"]] == [False, True]
-    resumed = cli("run", "--resume", run["id"])
-    assert resumed.code == 0 and "1 cached" in resumed.out and "nothing to do" not in resumed.out
-    again = cli("run", "--resume", run["id"])
-    assert "nothing to do" in again.out
-
-
 def test_what_libraries_print_never_reaches_the_json(workplace):
     code = (
         "import os, sys, toy_steps\n"
@@ -150,7 +122,7 @@ def test_a_detached_run_is_followed_and_cancelled(cli, workplace):
     assert "is not running" in cli("cancel", submitted["run"]).err
 
 
-@pytest.mark.parametrize("command", ["list", "list --json", "--version", "--help"])
+@pytest.mark.parametrize("command", ["list", "--help"])
 def test_an_output_that_is_full_is_one_error_and_no_traceback(workplace, command):
     command = f"{sys.executable} -m nemotron_steps.cli.main {command}"
     result = subprocess.run(["bash", "-c", f"{command} > /dev/full"], capture_output=True, text=True, timeout=30)
@@ -159,53 +131,6 @@ def test_an_output_that_is_full_is_one_error_and_no_traceback(workplace, command
     assert "Traceback" not in result.stderr and "Exception ignored" not in result.stderr
     silent = subprocess.run(["bash", "-c", f"{command} > /dev/full 2>&1"], timeout=30, check=False)
     assert silent.returncode != 0
-
-
-def test_status_and_report(cli):
-    cli("run", "toy/train", "-c", "tiny")
-    shown = cli("status").out
-    assert "0.25 → 0.75" in shown
-    assert "reward 1" in shown
-    status = cli("status", "--json").json
-    assert status["metrics"]["toy/train"]["index"] == 3
-    report = cli("report", "--json").json["report"]
-    assert report.endswith("report.html")
-    assert "toy/train" in cli("runs").out
-    assert cli("runs", "--limit", "1", "--json").json[0]["status"] == "done"
-    failed = cli("run", "toy/train", "-c", "tiny", "end=judge")
-    assert failed.code == 3
-    assert "error[E700]" in cli("status").out
-    assert [run["status"] for run in cli("runs", "--json").json] == ["done", "failed"]
-    assert [run["status"] for run in cli("runs", "--limit", "1", "--json").json] == ["failed"]
-
-
-def _task(**changes):
-    row = {
-        "responses_create_params": {"input": [{"role": "user", "content": "2+3="}]},
-        "question": "2+3=",
-        "answer": "5",
-        "metadata": {"source_dataset": "basic_arithmetic", "source_index": 0},
-        "agent_ref": {"type": "responses_api_agents", "name": "reasoning_gym_simple_agent"},
-    }
-    return json.dumps({**row, **changes}) + "\n"
-
-
-@pytest.mark.parametrize(
-    ("train", "told"),
-    [
-        (_task() * 100 + _task(metadata={}), "train.jsonl:101"),
-        (_task(), "1 prompts are fewer than one step needs"),
-        (_task() * 100 + _task(agent_ref={"name": "no_such_env"}), "no_such_env"),
-    ],
-    ids=["row without its environment's fields", "too few rows", "unknown environment"],
-)
-def test_prompts_that_cannot_be_used_are_told_before_any_step_runs(cli, tmp_path, train, told):
-    (tmp_path / "prompts").mkdir()
-    (tmp_path / "prompts" / "train.jsonl").write_text(train)
-    result = cli("run", "rl/nemo_rl/rlvr", "-c", "tiny", "--input", f"prompts={tmp_path / 'prompts'}")
-    assert result.code == 2
-    assert told in result.err
-    assert cli("runs", "--json").json == []
 
 
 CHAIN = ("toy/train", "-c", "tiny")
@@ -284,8 +209,6 @@ def test_what_only_changed_code_would_make_again_is_accepted_on_request(cli: Cli
     ("words", "why", "hint"),
     [
         (("--accept", "toy/trian"), "no step of the plan", "--accept toy/train"),
-        (("seed=3", "--accept", "toy/train"), "config seed: null -> 3", "steps plan toy/train --why"),
-        (("--accept", "toy/make", "--home", "another"), "no earlier result", "steps plan toy/make --why"),
         (("--accept", "toy/train", "edited"), "it reads what toy/make makes", "--accept toy/make --accept toy/train"),
     ],
 )
@@ -295,15 +218,3 @@ def test_nothing_to_accept_is_an_error(cli: Cli, pack: Path, words: tuple[str, .
     refused = cli("plan", *CHAIN, *(word for word in words if word != "edited"))
     assert refused.code == 2 and why in refused.err and f"hint: {hint}" in refused.err
     assert "accepted" not in cli("artifacts", "show", "toy/train/model", "--json").out
-
-
-@pytest.mark.parametrize("flag", ["--force", "--dry-run"])
-def test_accept_stands_with_nothing_that_forgets_it(cli: Cli, pack: Path, flag: str) -> None:
-    for command in ("run", "plan") if flag == "--force" else ("run",):
-        assert "--force makes it anew" in cli(command, *CHAIN, "--accept", "toy/train", flag).err
-
-
-def test_what_a_plan_will_need_is_said(cli, monkeypatch):
-    monkeypatch.setattr("nemotron_steps.runs.prerequisites.version", Mock(side_effect=PackageNotFoundError))
-    planned = cli("plan", "rl/nemo_rl/rlvr", "-c", "tiny", "cluster.backend=ray", "policy.generation.backend=vllm")
-    assert planned.code == 0 and "will need ray, for rl/nemo_rl/rlvr" in planned.out

@@ -142,67 +142,34 @@ def test_the_value_of_a_refused_override_is_not_echoed(cli, override):
     assert canaries(cli("plan", "toy_all", override).err) == set()
 
 
-SECRETS = (
-    ("judge.api_key", "canary"),
-    ("judge.api_key:", "canary"),
-    ("judge.api_key", "=", "canary"),
-    ("judge.api_key:canary",),
-    ("judge.api_key: canary horse",),
-    ("+judge.api_key", "canary"),
-    ("--judge.api_key", "canary"),
-    ("--judge.api_key=canary",),
-    ("--api-key", "canary"),
-    ("api_key", "canary"),
-    ("token:canary",),
-    ("judge.api_key", "canary=="),
-    ("judge.api_key", "canary="),
-    ("toy/train.judge.api_key", "canary"),
-    ("judge/api_key", "canary"),
-)
+SECRETS = [
+    *(
+        f"{command} {words}"
+        for command in ("plan toy/train", "run toy_all --json")
+        for words in (
+            "judge.api_key canary",
+            "judge.api_key: canary",
+            "judge.api_key:canary",
+            "--judge.api_key canary",
+            "--api-key canary",
+            "token:canary",
+            "judge.api_key canary=",
+            "toy/train.judge.api_key canary",
+        )
+    ),
+    "show api_key canary",
+    "env serve equivalence_llm_judge api_key= canary",
+    "plan toy/train api_key canary --dryrun",
+    "artifacts show api_key canary",
+    "run toy/train judge.api_key --seed 1 canary",
+    "run toy/train judge.api_key --dry-run canary",
+    "run toy/train judge.api_key -canary",
+    "run toy/train judge.api_key --CANARY-canary",
+]
 
 
-@pytest.mark.parametrize("words", SECRETS, ids=" ".join)
-def test_a_secret_without_its_sign_is_not_shown(cli, words):
-    for command in ("plan toy/train", "run toy_all --json"):
-        result = cli(*command.split(), *words)
-        assert result.code == 2 and "canary" not in result.out + result.err
-
-
-@pytest.mark.parametrize("words", [("train.steps", "4"), ("train.steps: 4",), ("--train.steps", "4"), ("toy.trane",)])
-def test_what_is_no_override_is_told_how_one_is_written(cli, words):
-    result = cli("plan", "toy/train", *words)
-    assert result.code == 2 and words[0] in result.err and "KEY=VALUE" in result.err
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "show api_key canary",
-        "explain api_key canary",
-        "env serve equivalence_llm_judge api_key= canary",
-        "plan toy/train api_key canary --dryrun",
-        "run toy/train --dryrun api_key canary",
-        "artifacts show api_key canary",
-    ],
-)
-def test_the_value_of_a_secret_key_is_in_no_error_of_any_command(cli, command):
+@pytest.mark.parametrize("command", SECRETS)
+def test_a_secret_is_in_no_error_however_it_was_written_apart_from_its_key(cli, command):
     result = cli(*command.split())
-    assert result.code == 2 and result.err.startswith("error[")
-    assert "canary" not in result.out + result.err
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("judge.api_key", "--seed", "1", "canary"),
-        ("judge.api_key", "--dry-run", "canary"),
-        ("judge.api_key=", "--dry-run", "canary"),
-        ("judge.api_key", "-canary"),
-        ("judge.api_key", "--CANARY-canary"),
-    ],
-    ids=" ".join,
-)
-def test_a_secret_apart_from_its_key_by_flags_or_in_the_shape_of_one_is_not_shown(cli, words):
-    result = cli("run", "toy/train", *words)
-    assert result.code == 2 and result.err.startswith("error[")
+    assert result.code == 2 and ("--json" in command or result.err.startswith("error["))
     assert "canary" not in result.out + result.err

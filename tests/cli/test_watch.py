@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import glob
-import io
-import json
 import os
 import pty
 import re
@@ -15,19 +13,10 @@ import time
 from pathlib import Path
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.cli.run import shown, summary_rows
-from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.cli.watch import LineDisplay
-from nemotron_steps.resolver.plan import Plan
 from nemotron_steps.runs.run_folder import get_run
-from nemotron_steps.session.run_request import RunRequest
 from tests.cli.conftest import Cli, until_at_work
 
 STEPS = [sys.executable, "-m", "nemotron_steps.cli.main"]
-
-
-def metrics(index: int, moment: float, **values: float) -> str:
-    return json.dumps({"kind": "metrics", "time": moment, "step": "rl", "index": index, "values": values}) + "\n"
 
 
 def start(seconds: float, steps: int = 30) -> subprocess.Popen[bytes]:
@@ -55,14 +44,6 @@ def test_a_run_that_failed_ends_the_watch_as_it_ended(cli: Cli) -> None:
     assert result.code == 1
     assert "failed" in result.out and "error[E600]" in result.err
     assert cli("watch", "--once").code == 0
-
-
-def test_a_run_in_another_process_is_followed_to_its_end(cli: Cli) -> None:
-    process = start(3.0)
-    result = cli("watch", "latest")
-    assert process.wait(30) == 0
-    assert result.code == 0
-    assert "[toy/train] step 30: reward 1" in result.out and "done" in result.out.splitlines()[-2]
 
 
 def test_on_a_terminal_it_redraws_and_q_leaves_the_run_at_work(workplace: Path) -> None:
@@ -128,35 +109,6 @@ def interrupt(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGINT)
 
 
-def _lines(records) -> list[str]:
-    terminal = Terminal(io.StringIO(), color=False, width=None)
-    display = LineDisplay(terminal)
-    for record in records:
-        display({"time": time.time(), "step": "toy", **record})
-    display.close()
-    return [line.split(" ", 1)[1] for line in terminal.stream.getvalue().splitlines()]
-
-
-def test_lines_are_few_and_the_last_metrics_are_always_there():
-    metrics = [{"kind": "metrics", "index": i, "values": {"loss": 1 / i}} for i in range(1, 200)]
-    finished = {"kind": "step_finished", "outputs": {"m": "m:v1"}, "seconds": 2.0}
-    lines = _lines([*metrics, finished])
-    assert lines == ["[toy] step 1: loss 1", "[toy] step 199: loss 0.005025", "[toy] done in 2.0 s: m = m:v1"]
-
-
-def test_a_display_that_cannot_be_drawn_stops_no_run(monkeypatch):
-    class Broken:
-        def __call__(self, *record):
-            raise OSError(5, "gone")
-
-        close = __call__
-
-    monkeypatch.setattr("nemotron_steps.cli.watch.open_display", lambda terminal, plan: Broken())
-    terminal = Terminal(io.StringIO(), color=False, width=None)
-    with shown(RunRequest(("toy",)), terminal, Plan((), ())) as draw:
-        draw({})
-
-
 def test_a_terminal_gets_a_picture_and_is_left_tidy(workplace):
     parent, child = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
@@ -189,21 +141,3 @@ def test_a_terminal_gets_a_picture_and_is_left_tidy(workplace):
     assert "0.25 → 0.75" in left
     # The cursor is shown again after the picture is gone.
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
-
-
-GREEN, RED, DIM = "\x1b[32m", "\x1b[31m", "\x1b[2m"
-
-
-def test_values_that_cannot_be_compared_and_several_at_once_are_shown_as_they_are() -> None:
-    values = {
-        "verdict": {"before": None, "after": 0.5},
-        "by_environment": {"math": 0.5, "code": 1},
-        "curve": [1, 0.25],
-        "num_rows": 1234,
-    }
-    assert summary_rows(values, Terminal(io.StringIO(), color=False, width=None)) == [
-        ["verdict", "None → 0.5"],
-        ["by environment", "math 0.5, code 1"],
-        ["curve", "1, 0.25"],
-        ["num rows", "1,234"],
-    ]

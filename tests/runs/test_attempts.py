@@ -13,14 +13,12 @@ import pytest
 
 from nemotron_steps.artifacts.backend import FsspecBackend
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import InterruptedRunError, StepFailedError, StorageError
-from nemotron_steps.resolver.plan import Instance, Plan
+from nemotron_steps.errors import InterruptedRunError, StepFailedError
 from nemotron_steps.runs import execute as execute_module
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.runs.execute import execute
 from nemotron_steps.runs.report.data import read_report
-from nemotron_steps.runs.run_folder import RunFolder, get_run, read_events
-from nemotron_steps.runs.step_workdir import WorkFolder
+from nemotron_steps.runs.run_folder import RunFolder, get_run
 from tests.runs import runner_toy_steps
 from tests.runs.runner_toy_plan import make_plan, run
 
@@ -34,16 +32,6 @@ def states(result: Any) -> list[str]:
 def loaded(records: Records) -> list[int]:
     """The step at which each training began."""
     return [record["fields"]["step"] for record in records if record.get("name") == "loaded"]
-
-
-def test_force_begins_anew_where_a_checkpoint_was_left(store: ArtifactStore) -> None:
-    records: Records = []
-    with pytest.raises(StepFailedError):
-        run(store, records, train={"fail": "bug"})
-    records.clear()
-    with pytest.raises(StepFailedError):
-        run(store, records, train={"fail": "bug"}, force=True)
-    assert loaded(records) == [0]
 
 
 def killed_at(index: int) -> Callable[[dict[str, Any]], None]:
@@ -118,57 +106,6 @@ def test_a_resumed_run_goes_on_from_its_checkpoints_if_code_alone_has_changed(
     assert ("goes on from its checkpoints" in caplog.text) == (began > 0)
 
 
-def test_a_forced_run_that_failed_as_it_began_is_forced_when_it_is_resumed(store: ArtifactStore) -> None:
-    run(store)
-    folder = RunFolder(store, "r1")
-    folder.create("toy", {})
-    (folder.path / "plan.json").mkdir()  # a file of this name cannot be written
-    with pytest.raises((StorageError, OSError)):
-        run(store, force=True, resume="r1")
-    assert get_run(store, "r1").forced == {"toy/train": ""}
-    (folder.path / "plan.json").rmdir()
-    assert states(run(store, resume="r1")) == ["cached", "ran"]
-
-
-def test_a_forced_run_that_goes_on_begins_anew_only_what_it_had_not_begun(store: ArtifactStore) -> None:
-    with pytest.raises(StepFailedError):
-        run(store, train={"fail": "bug"})
-    forced = replace(make_plan(train={"fail": "bug"}), goals=("toy/make", "toy/train"))
-
-    def stop(record: dict[str, Any]) -> None:
-        if (record["kind"], record["step"]) == ("step_finished", "toy/make"):
-            raise KeyboardInterrupt
-
-    with pytest.raises(InterruptedRunError):
-        execute(forced, store, force=True, listeners=[stop])
-    stopped = get_run(store, "latest").id
-    records: Records = []
-    with pytest.raises(StepFailedError):  # at step 5: from the start, not from the checkpoint of the run before
-        execute(forced, store, resume=stopped, listeners=[records.append])
-    assert [record["step"] for record in records if record["kind"] == "step_cached"] == ["toy/make"]
-    assert loaded(records) == [0]
-    result = execute(forced, store, resume=stopped, listeners=[records.append])
-    assert states(result) == ["cached", "ran"] and loaded(records) == [0, 5]
-
-
-def test_a_step_that_a_forced_run_committed_before_it_was_killed_is_not_made_again(
-    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(store)
-
-    def killed(folder: WorkFolder) -> None:
-        if get_run(store, "latest").forced == {} and folder.path.exists():
-            raise KeyboardInterrupt
-        remove(folder)
-
-    remove = WorkFolder.remove
-    monkeypatch.setattr(WorkFolder, "remove", killed)
-    with pytest.raises(InterruptedRunError):
-        run(store, force=True)
-    monkeypatch.setattr(WorkFolder, "remove", remove)
-    assert states(run(store, resume="latest")) == ["cached", "cached"]
-
-
 @pytest.mark.parametrize("broken", ["broken_report", "forgets_the_model"])
 def test_a_step_whose_output_was_refused_is_asked_again_with_its_own_folder_as_it_left_it(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, broken: str
@@ -185,47 +122,6 @@ def test_a_step_whose_output_was_refused_is_asked_again_with_its_own_folder_as_i
     monkeypatch.setattr(runner_toy_steps, "train", train)
     records: Records = []
     assert states(run(store, records)) == ["cached", "ran"] and loaded(records) == [7]
-
-
-def instances(*fails: str) -> Plan:
-    plan = make_plan()
-    make, train = plan.steps
-    trained = [
-        replace(train, key=f"train-{at}", instance=Instance("train", {"fail": kind}), config={"fail": kind})
-        for at, kind in enumerate(fails)
-    ]
-    return Plan(steps=(make, *trained), goals=tuple(step.key for step in trained), name="toys")
-
-
-@pytest.mark.parametrize(("fails", "told"), [(("nan", "bug", ""), "the loss is NaN"), (("bug", "nan", ""), "a bug in")])
-def test_of_instances_that_fail_the_first_is_told(store: ArtifactStore, fails: tuple[str, ...], told: str) -> None:
-    with pytest.raises(StepFailedError, match=told):
-        execute(instances(*fails), store)
-    assert [step["state"] for step in get_run(store, "latest").steps.values()] == ["ran", "failed", "failed", "ran"]
-
-
-def fails_outside(error: Exception) -> Callable[[dict[str, Any]], None]:
-    def listener(record: dict[str, Any]) -> None:
-        if record["kind"] == "run_started":
-            raise error
-
-    return listener
-
-
-def test_a_failure_outside_any_step_is_journalled_with_its_traceback(store: ArtifactStore) -> None:
-    with pytest.raises(RuntimeError, match="a listener's mistake"):
-        execute(make_plan(), store, listeners=[fails_outside(RuntimeError("a listener's mistake"))])
-    info = get_run(store, "latest")
-    finished = read_events(store, info.id)[-1]
-    assert info.error is not None and info.error["what"] == "RuntimeError: a listener's mistake"
-    assert "Traceback" in finished["traceback"] and finished["status"] == "failed" and finished["seconds"] < 60
-
-
-def test_no_secret_is_in_the_error_that_is_raised(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value-77")
-    with pytest.raises(StepFailedError) as caught:
-        run(store, entry="tests.runs.runner_toy_steps:leak")
-    assert caught.value.what.endswith("401 for token ***")
 
 
 def test_a_remote_home_has_what_ran_while_the_rest_still_works_and_no_more_is_brought_here_than_is_used(
@@ -268,13 +164,3 @@ def test_what_is_reused_keeps_who_made_it_and_the_run_that_reuses_it_names_its_o
     assert [edge.ref for edge in model.inputs] == ["toy/make/rows:v1"]
     own = run(store, rows="mine:v1", force=True)
     assert not own.nothing_ran and own.step("toy/train").outputs["model"].ref == model.ref
-
-
-def test_a_full_disk_stops_every_instance(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(context: StepContext[Any]) -> None:
-        raise StorageError("the disk is full")
-
-    monkeypatch.setattr(runner_toy_steps, "train", train)
-    with pytest.raises(StorageError):
-        execute(instances("", "bug"), store)
-    assert [step["state"] for step in get_run(store, "latest").steps.values()] == ["ran", "failed", "pending"]

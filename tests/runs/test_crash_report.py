@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import time
 from pathlib import Path
 
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import InterruptedRunError
-from nemotron_steps.runs.crash_report import kept, record_death
+from nemotron_steps.runs.crash_report import record_death
 from nemotron_steps.runs.locks import hold
 from nemotron_steps.runs.run_folder import RunFolder, get_run, read_events
 
@@ -41,49 +38,3 @@ def test_a_run_that_somebody_works_on_is_left_to_them(folder: RunFolder) -> None
     with hold(folder.lock, {}, lambda holder: None):
         record_death(store, "r1", "exit code 1")
     assert folder.load().status == "running" and not read_events(store, "r1")
-
-
-def test_the_time_of_a_dead_run_is_that_of_its_last_attempt(folder: RunFolder) -> None:
-    begun = [{"kind": "run_started", "time": time.time() - ago, "step": ""} for ago in (5000.0, 50.0)]
-    (folder.path / "events.jsonl").write_text("".join(json.dumps(record) + "\n" for record in begun))
-    record_death(ArtifactStore(folder.path.parents[1]), "r1", "exit code 1")
-    finished = read_events(ArtifactStore(folder.path.parents[1]), "r1")[-1]
-    assert 50 <= finished["seconds"] < 1000
-
-
-def test_a_run_that_its_user_ended_is_interrupted_and_no_step_of_it_has_failed(folder: RunFolder) -> None:
-    store = ArtifactStore(folder.path.parents[1])
-    error = record_death(store, "r1", "killed by SIGKILL", asked_by="SIGINT")
-    assert isinstance(error, InterruptedRunError) and error.hints == ("steps run --resume r1",)
-    assert error.what == "ended by SIGINT; kept: 3 of 5 steps (a, b, c)"
-    info = get_run(store, "r1")
-    assert (info.status, info.steps["d"]["state"]) == ("interrupted", "interrupted")
-    assert [record["kind"] for record in read_events(store, "r1")] == ["run_finished"]
-
-
-DONE, AT_WORK, PENDING = {"state": "ran"}, {"state": "interrupted", "cache_key": "k"}, {"state": "pending"}
-
-
-@pytest.mark.parametrize(
-    ("steps", "checkpoints", "said"),
-    [
-        ({"a": DONE, "b": AT_WORK}, (3, 12), "kept: a, b up to its checkpoint of step 12"),
-        (
-            {"a": DONE, "b": DONE, "c": AT_WORK},
-            (),
-            "kept: 2 of 3 steps (a, b); c has no checkpoint yet and begins anew",
-        ),
-        ({"a": AT_WORK}, (5,), "kept: a up to its checkpoint of step 5"),
-        ({"a": AT_WORK, "b": PENDING}, (), "nothing was finished yet; a has no checkpoint yet and begins anew"),
-        ({"a": PENDING}, (), "nothing was finished yet"),
-        *(
-            ({"a": {"state": state, "cache_key": "k"}, "b": PENDING}, (3,), "kept: a")
-            for state in ("ran", "cached", "reused")
-        ),
-    ],
-)
-def test_finished_steps_and_the_newest_checkpoint_are_kept(tmp_path: Path, steps, checkpoints, said) -> None:
-    for step in checkpoints:
-        (tmp_path / "k" / "work" / "checkpoints" / f"step_{step:08d}").mkdir(parents=True)
-    (tmp_path / "k" / "work" / "checkpoints" / ".tmp").mkdir(parents=True)
-    assert kept(steps, tmp_path) == said

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -16,7 +14,7 @@ from types import FrameType
 import pytest
 
 from nemotron_steps import stopping
-from nemotron_steps.stopping import interruptible, left_to_us, was_interrupted
+from nemotron_steps.stopping import interruptible, left_to_us
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
@@ -31,42 +29,6 @@ def test_the_first_signal_is_an_interrupt_that_says_which_and_the_handlers_are_p
     assert [signal.getsignal(each) for each in NUMBERS] == before
 
 
-def test_in_a_notebook_a_later_ctrl_c_is_another_interrupt_and_one_at_once_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    interrupted = 0
-    with interruptible(ends_process=False):
-        for moment in (100.0, 100.4, 101.0, 101.4, 102.0):
-            now = moment
-            try:
-                signal.raise_signal(signal.SIGINT)
-            except KeyboardInterrupt:
-                interrupted += 1
-    assert interrupted == 3
-
-
-@pytest.mark.parametrize(
-    ("number", "ends_process"), [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, True)]
-)
-def test_a_later_signal_ends_the_process(
-    number: signal.Signals, ends_process: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now, killed = 100.0, []
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number, signal.getsignal(number))))
-    with interruptible(ends_process):
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        now = 100.5
-        signal.raise_signal(number)
-        assert killed == []
-        now = 100.6
-        signal.raise_signal(number)
-    assert killed == [(os.getpid(), number, signal.SIG_DFL)]
-
-
 def test_beside_the_main_thread_no_signal_is_handled() -> None:
     seen: list[object] = []
 
@@ -78,21 +40,6 @@ def test_beside_the_main_thread_no_signal_is_handled() -> None:
     thread.start()
     thread.join()
     assert seen == [({}, signal.getsignal(signal.SIGTERM))]
-
-
-def test_an_interrupt_is_found_behind_what_was_raised_from_it_or_after_it() -> None:
-    for link in ("__cause__", "__context__"):
-        error, between = RuntimeError("the loop was stopped"), ValueError("x")
-        setattr(error, link, between)
-        between.__context__ = KeyboardInterrupt()
-        assert was_interrupted(error)
-    error = RuntimeError("raised from something else")
-    error.__cause__, error.__context__ = ValueError("x"), KeyboardInterrupt()
-    assert was_interrupted(error)
-    circle = RuntimeError("of its own")
-    circle.__context__ = ValueError("x")
-    circle.__context__.__context__ = circle
-    assert not was_interrupted(circle)
 
 
 @pytest.mark.parametrize("ends_process", [True, False])
@@ -135,13 +82,6 @@ def test_a_handler_of_a_librarys_own_takes_no_request_to_stop(library: Callable[
     assert seen == {"signal": "SIGTERM"}
     with pytest.raises(SystemExit), interruptible(), left_to_us():
         sys.exit(int(signal.SIGINT))  # as of a wrong usage
-
-
-def test_in_a_notebook_nothing_is_silenced_for_good() -> None:
-    hook, filters = sys.unraisablehook, list(warnings.filters)
-    with pytest.raises(KeyboardInterrupt), interruptible(ends_process=False):
-        signal.raise_signal(signal.SIGINT)
-    assert sys.unraisablehook is hook and warnings.filters == filters
 
 
 def test_an_interrupt_within_a_task_leaves_no_traceback_of_asyncio() -> None:

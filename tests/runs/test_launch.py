@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,50 +130,6 @@ def test_only_this_machine_works_on_a_home_that_is_no_folder(
     assert launching.submit(store, Profile(), run_id="r1").job == "job-1"
 
 
-def test_a_run_that_no_executor_started_has_no_job_to_cancel_or_to_ask(store: ArtifactStore, queue: Queue) -> None:
-    info = RunFolder(store, "r1").create("toy", {})
-    with pytest.raises(RequestError, match="was not submitted"):
-        launching.cancel(store, info)
-    assert launching.job_status(store, info) is None and launching.refresh(store, info) is info
-    assert queue.cancelled == queue.asked == 0
-
-
-def test_what_a_job_wrote_elsewhere_is_fetched_before_its_run_is_read(
-    store: ArtifactStore, queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = submitted(store)
-
-    def fetch(job: str, folder: Path) -> None:
-        queue.fetched.append(folder)
-        ends(store, "done")
-
-    monkeypatch.setattr(queue, "fetch", fetch, raising=False)
-    assert launching.refresh(store, info).status == "done"
-    ends(store, "submitted")
-    assert follow(store).status == "done"
-    assert set(queue.fetched) == {RunFolder(store, "r1").path}
-
-
-def test_the_log_of_a_followed_run_is_told_once(store: ArtifactStore, queue: Queue) -> None:
-    submitted(store)
-    log = RunFolder(store, "r1").path / "log.txt"
-
-    def writes(text: str, last: bool = False) -> Callable[[], JobState]:
-        def answer() -> JobState:
-            with log.open("a") as file:
-                file.write(text)
-            if last:
-                ends(store, "done")
-            return JobState.RUNNING
-
-        return answer
-
-    queue.answers = [writes("one\n"), writes("two\n"), writes("three\n", last=True)]
-    said: list[str] = []
-    launching.follow(store, "r1", said.append)
-    assert "".join(said) == "one\ntwo\nthree\n"
-
-
 @pytest.mark.parametrize("state", [JobState.DONE, JobState.FAILED])
 def test_the_word_of_a_run_may_come_a_while_after_its_jobs_end(
     store: ArtifactStore, queue: Queue, clock: Clock, state: JobState
@@ -257,50 +212,3 @@ def test_a_queued_job_that_is_cancelled_ends_its_run_however_long_it_takes(
     assert get_run(store, "r1").status == "interrupted"
     with pytest.raises(InterruptedRunError, match="cancelled before it began"):
         follow(store)
-
-
-def test_a_cancelled_job_is_written_down_unless_its_run_is_submitted_again(store: ArtifactStore, queue: Queue) -> None:
-    info = submitted(store)
-    queue.answers = [JobState.CANCELLED]
-    with hold(RunFolder(store, "r1").submit_lock, {}, lambda holder: None):
-        launching.job_status(store, info)
-    launching.job_status(store, replace(info, job="an earlier one"))
-    assert get_run(store, "r1").status == "submitted"
-    launching.job_status(store, info)
-    after = get_run(store, "r1")
-    assert (after.status, (after.error or {})["what"]) == ("interrupted", "the job was cancelled before it began")
-
-
-def test_silences_are_not_added_up_and_each_is_told(store: ArtifactStore, queue: Queue, clock: Clock) -> None:
-    submitted(store)
-    silence = [RetryableError("the queue does not answer")] * 100  # of five seconds each
-    queue.answers = [*silence, JobState.RUNNING, *silence, JobState.OUT_OF_MEMORY]
-    said: list[str] = []
-    with pytest.raises(StepFailedError, match="out of memory"):
-        launching.follow(store, "r1", said.append)
-    told = "the queue does not answer; the job may go on, and is asked about for 10 minutes more\n"
-    assert said == [told, told]
-
-
-@pytest.mark.parametrize("name", ["first_line", "StepsErrors", "annotations", "Path", "None"])
-def test_an_error_whose_class_is_none_of_ours_is_a_failed_step(name: str) -> None:
-    error = launching.error_of(RunInfo("r1", error={"class": name, "what": "theirs", "hints": ["try this"]}))
-    assert type(error) is StepFailedError and error.hints == ("try this",)
-
-
-def test_a_launch_has_what_it_was_submitted_with(
-    store: ArtifactStore, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    RunFolder(store, "r1").create("toy", {"targets": ["a"]})
-    given: dict[str, Any] = {"environment": {"A": "1"}, "attached": True, "force_squash": True, "forced": ["b"]}
-    given["paths"] = (tmp_path / "rows.jsonl",)
-    launching.submit(store, FAR, run_id="r1", request={"targets": ["b"]}, **given)
-    (launch,) = queue.launches
-    assert (launch.environment, launch.attached, launch.force_squash) == ({"A": "1"}, True, True)
-    assert launch.paths == given["paths"] and launch.arguments[-1] == store.backend.url
-    assert (launch.run_id, launch.folder, launch.working_dir) == ("r1", RunFolder(store, "r1").path, tmp_path)
-    assert get_run(store, "r1").request == {"targets": ["b"]}
-    launching.submit(store, FAR, run_id="r1")
-    assert get_run(store, "r1").request == {"targets": ["b"]} and queue.launches[1].environment == {}
-    assert get_run(store, "r1").forced == {"b": ""}

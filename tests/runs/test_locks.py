@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.runs.locks import hold, hold_if_free, is_held, read_holder
+from nemotron_steps.runs.locks import hold, hold_if_free, is_held
 
 
 @contextmanager
@@ -58,29 +58,3 @@ def test_a_child_that_lives_on_keeps_no_lock_of_its_parents(tmp_path: Path, how:
         assert not is_held(lock)
     finally:
         born.__exit__(None, None, None)
-
-
-def test_a_childs_child_closes_nothing_of_the_childs(tmp_path: Path) -> None:
-    with hold(tmp_path / "lock", {}, lambda holder: None):
-        pid = os.fork()
-        if pid == 0:
-            # One of them has the number that was the lock's.
-            files = [os.open(tmp_path / f"own-{at}", os.O_CREAT | os.O_WRONLY) for at in range(32)]
-            grandchild = os.fork()
-            if grandchild == 0:
-                try:
-                    for file in files:
-                        os.write(file, b"x")
-                finally:
-                    os._exit(0)
-            os.waitpid(grandchild, 0)
-            os._exit(0)
-        os.waitpid(pid, 0)
-    assert [path.read_text() for path in tmp_path.glob("own-*")] == ["x"] * 32
-
-
-@pytest.mark.parametrize("note", [None, "", "{", "[1]", "5"])
-def test_a_note_that_is_none_says_nothing_of_its_holder(tmp_path: Path, note: str | None) -> None:
-    if note is not None:
-        (tmp_path / "lock").write_text(note)
-    assert read_holder(tmp_path / "lock") == {}

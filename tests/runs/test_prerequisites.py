@@ -107,15 +107,11 @@ def test_a_machine_without_the_engine_is_told_that_alone_of_the_steps_that_need_
 @pytest.mark.parametrize(
     ("settings", "declared", "needed"),
     [
-        ({"swe_agent": {}}, (), "bubblewrap"),
         ({"swe_agent": {"image": "x/{instance_id}", "engine": "podman"}}, (), "podman"),
         ({"swe_agents_train": {"environment": "swe_agent", "engine": "apptainer", "image": "x"}}, (), "apptainer"),
-        ({"math_formal_lean": {"sandbox": "podman", "sandbox_image": "x"}}, (), "podman"),
         ({"swerl_gen": {}}, (), "docker"),
         ({"code_gen": {}}, (), "bubblewrap"),
-        ({"ns_tools": {"sandbox": "docker", "sandbox_image": "x"}}, (), "docker"),
         ({"math_with_judge": {}, "nowhere": {}, "swe_agents_val": {"environment": "remote_agent"}}, (), ""),
-        ({}, ("bubblewrap",), "bubblewrap"),
         ({}, ("pdflatex",), "pdflatex"),  # of a third party
     ],
 )
@@ -137,14 +133,6 @@ def test_what_a_step_or_its_environments_declare_is_asked_before_its_prompts_are
     )
     if settings:
         refuse_unready(Plan(known, ("t0",)))
-
-
-def test_every_step_without_code_that_is_still_to_run_is_named() -> None:
-    bare = TRAIN.model_copy(update={"step": TRAIN.step.model_copy(update={"entry": None})})
-    with pytest.raises(PlanError) as caught:
-        prerequisites.refuse_unimplemented(a_plan({}, {}, {}, cached=(1,), manifest=bare))
-    assert len(caught.value.problems) == 2
-    prerequisites.refuse_unimplemented(a_plan({}, cached=(0,), manifest=bare))
 
 
 def test_a_preflight_gets_every_port_and_what_it_says_of_a_copy_names_the_users_file(

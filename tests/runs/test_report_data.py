@@ -19,14 +19,6 @@ def run_folder(store: ArtifactStore, run_id: str, **files: list[dict[str, Any]])
     return folder
 
 
-def test_the_time_of_a_run_is_that_of_its_last_attempt(store: ArtifactStore) -> None:
-    events = [{"kind": "run_finished", "seconds": 5.0}, {"kind": "run_finished", "seconds": 7.0, "traceback": "t"}]
-    report = read_report(run_folder(store, "20260102-030405-toy-0001", events=events), store)
-    assert (report.seconds, report.traceback) == (7.0, "t")
-    # One that was killed took as long as it wrote.
-    assert read_report(run_folder(store, "20260102-030405-toy-0002"), store).seconds == 60.0
-
-
 def test_a_step_that_ran_has_no_curves_of_another_run_and_a_cached_one_only_its_own(store: ArtifactStore) -> None:
     made = "20260102-030405-toy-0006"
     metrics = [{"step": step, "index": 1, "values": {"loss": at}} for at, step in enumerate("ab")]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,9 +20,6 @@ import nemotron_steps.runs.execute as execute_module
 from nemotron_steps.artifacts.backend import Backend
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import InterruptedRunError
-from nemotron_steps.runs.context import Tracker
-from nemotron_steps.runs.locks import hold, read_holder
-from nemotron_steps.runs.log_format import RunLog
 from nemotron_steps.runs.run_folder import get_run, list_runs, read_events
 from nemotron_steps.runs.step_workdir import WorkFolder
 from tests.runs import runner_toy_plan
@@ -284,24 +279,3 @@ def test_full_disk_is_one_clear_error_and_nothing_is_lost(small_disk: Path) -> N
     output = child.finish()
     assert child.returncode == 0, output
     assert before.items() <= contents(home).items()
-
-
-def test_a_lock_says_who_holds_it_while_it_is_held(tmp_path: Path) -> None:
-    (tmp_path / "lock").write_text(json.dumps({"pid": 1, "run": "an-earlier-run-with-a-long-name"}))
-    with hold(tmp_path / "lock", {"run": "r1"}, lambda holder: None):
-        assert read_holder(tmp_path / "lock") == {"pid": os.getpid(), "host": socket.gethostname(), "run": "r1"}
-
-
-def test_half_of_a_character_in_what_a_server_said_does_not_end_a_run(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    log = RunLog(folder / "log.txt", lambda text: text)
-    tracker = Tracker("toy", folder, listener=log)
-    half = json.loads(r'"judged \ud83d"')
-    tracker.sample({"prompt": "ü", "judge": [{"verdict": half}]})
-    tracker.event("rollout_failed", message=half, **{half: 1})
-    log.write_text(half)
-    log.end()
-    (sample,) = [json.loads(line) for line in (folder / "samples.jsonl").read_text("utf-8").splitlines()]
-    assert sample["sample"] == {"prompt": "ü", "judge": [{"verdict": "judged ?"}]}
-    assert (folder / "log.txt").read_text("utf-8").endswith("judged ?\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from nemotron_steps.runs.run_folder import (
     RunFolder,
     get_run,
     list_runs,
-    new_run_id,
     parse_lines,
     run_file,
 )
@@ -29,21 +27,6 @@ def recorded(store: ArtifactStore, name: str, **fields: Any) -> RunFolder:
     folder = RunFolder(store, name)
     folder.update(folder.create("toy", {}), **{"status": "done", **fields})
     return folder
-
-
-@pytest.mark.parametrize(
-    ("name", "word"),
-    [
-        ("rl/nemo_rl/rlhf", "rlhf"),
-        ("toy/train other", "train"),
-        ("super3.rl", "super3-rl"),
-        ("", "run"),
-        ("--", "run"),
-        ("x" * 40, "x" * 24),
-    ],
-)
-def test_a_run_is_called_by_its_time_and_the_last_part_of_what_was_asked_for(name: str, word: str) -> None:
-    assert re.fullmatch(rf"\d{{8}}-\d{{6}}-{word}-[0-9a-f]{{4}}", new_run_id(name))
 
 
 def test_runs_are_listed_from_the_oldest_on_and_by_their_ids_where_they_are_as_old(store: ArtifactStore) -> None:

@@ -26,18 +26,6 @@ def test_an_instance_that_diverged_is_not_left_out_of_the_mean(reward: object) -
     assert str(measures["loss"]) == "1 ± 0"
 
 
-def outcome(key: str, summary: dict[str, object], **labels: str) -> Outcome:
-    return Outcome(key, summary, key.partition("-")[0], labels or None)
-
-
-def test_the_spread_is_the_sample_standard_deviation_of_what_changes_came_to() -> None:
-    summaries = [{"reward": {"before": 9.0, "after": after}, "note": "x", "ok": True} for after in (1.0, 2.0, 3.0)]
-    tables = spread_tables(outcome(f"t-{at}", each, seed=str(at)) for at, each in enumerate(summaries))
-    assert tables.keys() == {"over seed"}
-    ((measure, cell),) = tables["over seed"]["t"].items()
-    assert (measure, cell.mean, cell.spread) == ("reward", 2.0, 1.0) and str(cell) == "2 ± 1"
-
-
 def test_what_differs_in_more_than_a_seed_has_a_row_of_its_own() -> None:
     runs = [("a", "1"), ("a", "2"), ("b", "1")]
     made = [
@@ -47,12 +35,3 @@ def test_what_differs_in_more_than_a_seed_has_a_row_of_its_own() -> None:
     ((title, table),) = spread_tables(made).items()
     assert title == "over train.model and train.seed" and list(table) == ["t-a", "t-b"]
     assert (str(table["t-a"]["x"]), str(table["t-b"]["x"])) == ("1 ± 0", "1")
-
-
-def test_the_table_of_a_later_step_is_averaged_where_it_has_rows_of_instances() -> None:
-    made = [outcome(f"t-{seed}", {}, seed=seed) for seed in ("1", "2")]
-    sizes = {"m-t-1": {"rows": 1.0}, "m-t-2": {"rows": 3.0}, "base": {"rows": 9.0}}
-    others = {"base": {"rows": 9.0}, "m-t-1": {"rows": 1.0}}
-    tables = spread_tables([*made, Outcome("compare", {"all_sizes": sizes, "others": others, "count": 3})])
-    assert tables.keys() == {"compare: all sizes"}
-    assert {row: str(cells["rows"]) for row, cells in tables["compare: all sizes"].items()} == {"m-t": "2 ± 1.414"}

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from nemotron_steps.errors import DataError, StepFailedError, StepsError, StorageError, UnsupportedError
-from nemotron_steps.manifest.models import Consumes, StepManifest, StepTable
 from nemotron_steps.resolver.plan import PlannedStep
 from nemotron_steps.runs import step_entry
-from nemotron_steps.runs.step_entry import ENGINE, as_steps_error, imported, validated_config
+from nemotron_steps.runs.step_entry import ENGINE, as_steps_error, imported
 from tests.runs.runner_toy_plan import make_plan
 
 STEP: PlannedStep = make_plan().steps[1]
@@ -80,13 +76,3 @@ def test_a_function_that_cannot_be_imported_is_told_by_the_line_that_breaks_it(
     with pytest.raises(UnsupportedError, match="does not exist") as caught:
         imported("tests.runs.runner_toy_steps:nothing", STEP)
     assert caught.value.expected == "a function 'nothing' in tests.runs.runner_toy_steps"
-
-
-def test_a_step_without_a_schema_gets_its_values_with_the_paths_of_its_inputs(tmp_path: Path) -> None:
-    port = Consumes(type="training_jsonl", name="rows", bind="data.rows")
-    manifest = StepManifest(step=StepTable(id="toy/train", entry="tests.runs.runner_toy_steps:train"), consumes=(port,))
-    step = replace(make_plan(train={"data": {"more": 1}}).steps[1], manifest=manifest)
-    artifact: Any = SimpleNamespace(path=tmp_path)
-    config = validated_config(step, {"rows": artifact})
-    assert config["data"] == {"more": 1, "rows": str(tmp_path)}
-    assert step.config["data"] == {"more": 1}, "the plan's own config stays as it was"

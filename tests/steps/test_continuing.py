@@ -42,12 +42,8 @@ def test_training_goes_on_with_smaller_micro_batches_and_is_cached_whatever_they
     ("override", "same"),
     [
         ("policy.train_micro_batch_size=1", True),
-        ("policy.megatron_cfg.activation_checkpointing=true", True),
         ("policy.megatron_cfg.tensor_model_parallel_size=2", True),
-        ("policy.generation.colocated.enabled=false", True),
         ("cluster.backend=ray", True),
-        ("checkpointing.save_async=true", True),
-        ("policy.generation.vllm_cfg.seed_requests=true", False),
         ("policy.generation.max_new_tokens=3", False),
         ("policy.megatron_cfg.optimizer.lr=0.5", False),
         ("grpo.seed=7", False),

@@ -3,41 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from nemotron_steps.config.schema.eval import EvalConfig, StagesEvalConfig
-from nemotron_steps.errors import ConfigError, UnsupportedError
+from nemotron_steps.config.schema.eval import StagesEvalConfig
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps import evaluation
-from nemotron_steps.steps.evaluation import _heldout, eval_stages
+from nemotron_steps.steps.evaluation import eval_stages
 from tests.models.checkpoints import write_checkpoint
-
-
-def test_what_a_generator_cannot_do_is_told_with_the_keys_of_this_step() -> None:
-    scratch = "'inputs.policy.overrides=[\"from_scratch.head_dim=32\"]'"
-    with pytest.raises(UnsupportedError) as caught, evaluation._own_keys():
-        hints = ["policy.generation.backend=embedded", scratch]
-        raise UnsupportedError("no kernel", where="policy.generation.backend=vllm", hints=hints)
-    assert (caught.value.where, caught.value.hints) == ("generation.backend=vllm", ("generation.backend=embedded",))
-
-
-@pytest.mark.parametrize(
-    ("given", "where", "hint"),
-    [
-        ({}, "model", "--input model=PATH"),
-        ({"model": "x"}, "data.data_path", "--input prompts=FOLDER   # with heldout.jsonl, the split that is graded"),
-    ],
-)
-def test_what_is_missing_of_an_evaluation_is_asked_for(
-    tmp_path: Path, given: dict[str, str], where: str, hint: str
-) -> None:
-    context = plain_context(EvalConfig.model_validate(given), tmp_path, outputs={"report": "eval_report"})
-    with pytest.raises(ConfigError, match="nothing to evaluate") as caught:
-        evaluation.model_eval(context)
-    assert (caught.value.where, caught.value.hints[0]) == (where, hint)
-
 
 ROW = {
     "responses_create_params": {"input": [{"role": "user", "content": "ab"}]},
@@ -115,16 +88,3 @@ def test_a_killed_evaluation_goes_on_with_the_next_model(tmp_path, model, monkey
     assert closed == [1]  # of the one model that was read
     (summary,) = [record["values"] for record in records if record["kind"] == "summary"]
     assert summary["largest_standard_error"] == 0.01  # one prompt has none
-
-
-@pytest.mark.parametrize(
-    ("splits", "graded"),
-    [
-        ({"validation": 2, "heldout": 3}, 3),
-        ({"val-split": 2, "heldout": 3}, 3),
-        ({"val-split": 2}, 2),
-        ({"train-split": 4, "validation": 2}, 2),
-    ],
-)
-def test_held_out_rows_are_graded_and_validation_rows_only_where_there_are_none(splits, graded, tmp_path):
-    assert len(_heldout("own", Path(prompts(tmp_path / "own", **splits)))) == graded

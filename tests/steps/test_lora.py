@@ -12,12 +12,10 @@ from nemotron_steps.artifacts.validators import validate_adapter
 from nemotron_steps.config.schema.convert import MergeConfig
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.sft import SftConfig
-from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.huggingface import load_hf_weights
 from nemotron_steps.models.megatron_checkpoint import convert_hf_to_megatron
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps import convert, supervised
-from nemotron_steps.steps.preflight import check_supervised
 from tests.models.checkpoints import write_checkpoint
 from tests.steps.test_tiny_chain import steps
 
@@ -127,15 +125,3 @@ def test_rlvr_leaves_an_adapter_of_the_policy_that_it_was_given(base, tmp_path):
     assert merged.keys() == before.keys()
     moved = {name for name in before if not torch.equal(merged[name], before[name])}
     assert moved == {name for name in before if name.endswith("proj.weight")}
-
-
-def test_an_adapter_of_a_new_model_is_refused_before_anything_runs():
-    config = SftConfig.model_validate(
-        {
-            "from_scratch": {},
-            "cluster": PLACE,
-            "policy": {"megatron_cfg": {"peft": {"enabled": True}}},
-        }
-    )
-    with pytest.raises(ConfigError, match="belongs to a checkpoint"):
-        check_supervised(config, {})

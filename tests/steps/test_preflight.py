@@ -15,13 +15,6 @@ from nemotron_steps.steps.preflight import check_supervised
 from tests.models.checkpoints import write_tokenizer
 
 
-def test_prompts_that_an_earlier_step_will_make_replace_those_of_the_config():
-    config = RlConfig.model_validate({"data": {"train": {"data_path": "nowhere.jsonl"}}})
-    preflight.check_rl(config, {"prompts": None})
-    with pytest.raises(DataError, match="no such prompt file"):
-        preflight.check_rl(config, {})
-
-
 @pytest.mark.parametrize("key", ["grpo.val_period", "grpo.val_at_start", "grpo.val_at_end"])
 def test_validation_without_prompts_for_it_is_refused(key, tmp_path):
     rows = tmp_path / "train.jsonl"
@@ -87,15 +80,6 @@ def test_a_supervised_step_has_a_model_or_the_shape_of_one():
     check_supervised(SftConfig.model_validate(scratch), {})
     scratch["policy"]["megatron_cfg"] = {"peft": {"enabled": True}}
     check_supervised(SftConfig.model_validate(scratch), {"model": None})
-
-
-@pytest.mark.parametrize("asked", [{"val_period": 1}, {"val_at_start": True}, {"val_at_end": True}])
-def test_prompts_to_validate_on_are_for_a_run_that_validates(asked):
-    with pytest.raises(ConfigError, match="nothing asks for a validation") as caught:
-        preflight.check_rl(RlConfig(), {"prompts": None, "validation": None})
-    assert caught.value.hints[0] == "grpo.val_period=10"
-    config = RlConfig.model_validate({"grpo": asked, "data": {"train": {"data_path": "nowhere.jsonl"}}})
-    preflight.check_rl(config, {"validation": None})  # an earlier step makes both
 
 
 def test_functions_that_cannot_be_loaded_are_told_before_anything_runs(tmp_path):

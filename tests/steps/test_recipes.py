@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.config.schema.data_prep import RlPrepConfig
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, RlConfig
 from nemotron_steps.engine.placement.on_ray import DevicePlan
 from nemotron_steps.manifest.packs import builtin_pack_root
@@ -50,27 +49,3 @@ def test_a_stage_is_planned_without_a_problem_and_fits_its_gpus(step, config, be
         # Longer than a rollout of the longest length takes at 20 tokens a second.
         longest = rl.policy.generation.max_new_tokens / 20
         assert rl.grpo.async_grpo.straggler_deadline_s >= min(longest, 7200)
-
-
-def test_one_prompt_in_fifty_asks_for_brevity_early_and_one_in_a_hundred_late_and_none_of_code(bench):
-    low = RlConfig.model_validate(bench.compose("rl/nemo_rl/rlvr", "rlvr1", ()).values).grpo.low_effort
-    assert (low.weight, low.penalty, low.upper_bound_tokens) == (0.2, 1, 3000)
-    for number, share, code in ((1, 0.02, ["code_gen"]), (2, 0.01, []), (3, 0.01, [])):
-        made = bench.compose("data_prep/rl_prep", f"super3_rlvr{number}", ()).values["low_effort"]
-        assert made["share"] == share and made["environments"] == ["math_with_judge", "mcqa", *code]
-        assert RlPrepConfig.model_validate({"input_path": "x", "low_effort": made}).low_effort.string == low.string
-
-
-def test_nano3_asks_judges_only_where_its_name_says_so(bench):
-    """The published config grades by rule; the model card tells of a generative reward model and a filter."""
-    plain, judged = (bench.compose("rl/nemo_rl/rlvr", name, ()).flat for name in ("nano3", "nano3_genrm"))
-    model = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
-    assert (plain["grpo.epsilon_filtering.enabled"], plain[f"{model}.model"], plain[f"{model}.backend"]) == (
-        False,
-        None,
-        "embedded",
-    )
-    assert (judged["grpo.epsilon_filtering.enabled"], judged["grpo.epsilon_filtering.limit_end"]) == (True, 0.04)
-    assert judged[f"{model}.backend"] == "http"
-    different = {key for key in plain.keys() | judged.keys() if plain.get(key) != judged.get(key)}
-    assert {key.split(".")[0] for key in different} <= {"grpo", "env"}

@@ -12,7 +12,6 @@ import pytest
 from pydantic import ValidationError
 
 from nemotron_steps.artifacts.validators import validate
-from nemotron_steps.cli.main import steps
 from nemotron_steps.config.schema.tool_preferences import Hallucination, ToolPreferencePrepConfig, ToolTasksSource
 from nemotron_steps.environments.base import Response, Session, ToolCall
 from nemotron_steps.environments.tools.single_step_tool_use import SingleStepToolUse, SingleStepToolUseConfig
@@ -25,7 +24,6 @@ from nemotron_steps.steps.data_prep.hallucinations import (
     tools_of,
 )
 from nemotron_steps.steps.data_prep.tool_preference_prep import tool_rows
-from tests.models.checkpoints import write_checkpoint
 
 TASKS = {"tool_tasks": {"offered": 2, "unanswerable_share": 0.25}}
 
@@ -164,25 +162,6 @@ def test_unusable_rows_are_refused_by_line_and_field_or_counted(change, field, t
     assert caught.value.where == f"{file}:5 field {field}"
     _, summary, _ = prepare(tmp_path / "lenient", max_refused_share=0.5, **settings)
     assert (summary["rows_refused"], summary["train_rows"]) == (1, 3)
-
-
-def test_the_end_of_the_nano3_pipeline_plans_over_own_rows_and_policy(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("STEPS_HOME", str(tmp_path / "home"))
-    rows = write_rows(tmp_path / "rows.jsonl", [recorded_row(i, 0) for i in range(4)])
-    policy = tmp_path / "policy"
-    write_checkpoint("qwen3", policy, max_position_embeddings=8192)
-    given = ("--input", f"source={rows}", "--input", f"policy={policy}")
-    # The config's layout is that of Nano3, not of a model for tests.
-    sizes = [f"{kind}_model_parallel_size=1" for kind in ("tensor", "pipeline", "expert")]
-    sizes += ["context_parallel_size=1", "sequence_parallel=false", "freeze_moe_router=false"]
-    sizes += ["moe_router_bias_update_rate=0"]
-    smaller = ["dpo.policy.model_type=qwen3", "dpo.policy.max_total_sequence_length=8192"]
-    smaller += [f"dpo.policy.megatron_cfg.{size}" for size in sizes]
-    stages = ("--from", "prep_dpo", "--until", "dpo")
-    assert steps(["plan", "nano3_rl", *stages, *given, *smaller, "--json"]) == 0
-    planned = [step["step"] for step in json.loads(capsys.readouterr().out)["steps"]]
-    assert planned.index("data_prep/tool_preference_prep") < planned.index("rl/nemo_rl/dpo")
-    assert "convert/hf_to_megatron" in planned
 
 
 def test_too_few_rows_and_two_sources_are_refused(tmp_path):

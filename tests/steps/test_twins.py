@@ -73,20 +73,26 @@ def planned(bench, given, step, config, model, overrides=()):
     return next(entry for entry in plan if entry.step_id == step).config
 
 
-def mended(bench, given, step, config, model):
-    """The planned config; where it is refused, once, with what its first hint mends."""
-    try:
-        return planned(bench, given, step, config, model)
-    except PlanError as error:
-        (problem,) = error.problems
-        assert problem.code in ("E310", "E312"), problem.render()  # E312: no experts in the embedded generator
-        return planned(bench, given, step, config, model, tuple(problem.hints[0].split(" ")))
+@pytest.fixture(scope="module")
+def mended(bench, given):
+    """The planned config; where it is refused, once, with what its first hint mends. Each is planned once."""
+
+    @functools.cache
+    def mended(step, config, model):
+        try:
+            return planned(bench, given, step, config, model)
+        except PlanError as error:
+            (problem,) = error.problems
+            assert problem.code in ("E310", "E312"), problem.render()  # E312: no experts in the embedded generator
+            return planned(bench, given, step, config, model, tuple(problem.hints[0].split(" ")))
+
+    return mended
 
 
 @pytest.mark.parametrize("model", TWINS)
 @pytest.mark.parametrize(("step", "config"), CONFIGS)
-def test_a_config_takes_a_model_or_says_once_what_mends_it(step, config, model, bench, given):
-    found = mended(bench, given, step, config, model)
+def test_a_config_takes_a_model_or_says_once_what_mends_it(step, config, model, bench, mended):
+    found = mended(step, config, model)
     assert found["policy"]["model_type"] in (None, TWINS[model][0])
     asked, sizes = (ParallelConfig.read(_flat(of).get) for of in (bench.compose(step, config, ()).values, found))
     if not sizes.dtensor:  # no model has too few heads for a shipped layout
@@ -116,13 +122,13 @@ def test_teachers_with_gpus_of_their_own_are_planned_over_what_the_cluster_has(b
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_what_is_planned_is_built_on_every_rank(bench, given, tmp_path):
+def test_what_is_planned_is_built_on_every_rank(mended, given, tmp_path):
     cases = {}
     for step, config in CONFIGS:
         for model in TWINS:
             if model == "Nemotron-3-Super" and config not in PUBLISHED - {"nano3", "nano3_genrm"}:
                 continue  # its 41,000 tensors take long to read
-            values = mended(bench, given, step, config, model)
+            values = mended(step, config, model)
             sizes = ParallelConfig.read(_flat(values).get)
             layout = (sizes.tensor, sizes.pipeline, sizes.context, sizes.expert, sizes.sequence_parallel)
             if not sizes.dtensor:

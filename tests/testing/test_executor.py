@@ -36,14 +36,11 @@ EXECUTOR: dict[str, tuple[Change, ...]] = {
     "secrets_are_not_written_down: in a command line": (
         (CODE, "*launch.command()]", "*launch.command(), *filter(None, [launch.environment.get('KIT_TOKEN')])]"),
     ),
-    "a_job_runs: waited for by -r": ((CODE, NAME, f"if launch.attached:\n            process.wait()\n        {NAME}"),),
-    "cancel_stops_a_job: behind setup_lines": ((CODE, "'exec \"$@\"'", "'\"$@\"; true'"),),
     "a_job_runs: waited for": ((CODE, NAME, f"process.wait()\n        {NAME}"),),
     "it_gets_what_it_was_given: variables": (
         (CODE, "**profile.env_vars, **launch.environment", "**launch.environment, **profile.env_vars"),
     ),
     "what_it_prints_is_kept": ((CODE, "stderr=console", "stderr=subprocess.DEVNULL"),),
-    "what_it_prints_is_kept: written over": ((CODE, '"ab"', '"wb"'),),
     "a_failure_is_not_done: tried again": (
         (CODE, "        if profile.setup_lines:", "        if 'fail' in launch.arguments:\n            command = "
          "['bash', '-c', '\"$@\" || exec \"$@\"', 'bash', *command]\n        if profile.setup_lines:"),

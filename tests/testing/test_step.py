@@ -167,19 +167,6 @@ def test_what_python_and_libraries_do_for_a_step_is_not_held_against_it(
     assert outcome.state is State.PASSED, outcome.text
 
 
-def test_a_name_removed_from_an_open_folder_elsewhere_is_found(package: Callable[..., Path], tmp_path: Path):
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    removes = (
-        f"    import os\n    folder = os.open({str(elsewhere)!r}, os.O_RDONLY)\n"
-        "    os.mkdir('made', dir_fd=folder)\n    os.rmdir('made', dir_fd=folder)\n    os.close(folder)\n"
-    )
-    package(STEP, ((CODE, LAST, removes + LAST),))
-    outcome = examined(tmp_path / "kit").outcome("writes_only_where_it_may")
-    assert outcome.state is State.FAILED
-    assert str(elsewhere / "made") in outcome.text
-
-
 def written_table(folder: Path) -> Path:
     (folder / "table.json").write_text('{"a": [1, 2, 3], "b": [4, 5, 6]}')
     return folder
@@ -198,27 +185,6 @@ def test_a_row_that_raises_without_a_code_is_found(package: Callable[..., Path],
     package(STEP, ((CODE, '        if not isinstance(row.get("text"), str):', "        if not row['text'].strip():"),))
     names = [name for name in SUITE.checks if name.endswith("_is_told")]
     assert failed(examined(tmp_path / "kit"), names) == ["a_broken_row_is_told"]
-
-
-def test_an_input_that_nobody_has_a_sample_of_is_asked_for(package: Callable[..., Path], tmp_path: Path):
-    package(TABLE_STEP)
-    outcome = examined(tmp_path / "kit", "toykit_table/sum").outcome("runs")
-    assert outcome.state is State.FAILED
-    assert 'step_conformance("toykit_table/sum", inputs={"table": PATH})' in outcome.text
-
-
-def test_a_value_that_is_to_be_filled_in_is_named(package: Callable[..., Path], tmp_path: Path):
-    package(
-        STEP,
-        (
-            (CODE, "    count: PositiveInt = 3", "    label: str = ''\n    count: PositiveInt = 3"),
-            ("tiny.yaml", "count: 2", "count: 2\nlabel: /path/to/rows.jsonl"),
-        ),
-    )
-    outcome = examined(tmp_path / "kit").outcome("runs")
-    assert outcome.state is State.FAILED
-    assert "'label' of toykit/shorten still has to be filled in" in outcome.text
-    assert "label=VALUE" in outcome.text
 
 
 def test_a_step_that_is_not_there_is_told_once(tmp_path: Path):

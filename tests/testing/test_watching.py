@@ -144,17 +144,3 @@ def test_a_check_is_skipped_behind_one_that_did_not_pass(ended: str, states: tup
     outcomes = Examination(suite_of(ended), None).outcomes()
     assert tuple(outcome.state.value for outcome in outcomes.values()) == states
     assert outcomes["third"].text == why
-
-
-def test_pytest_shows_an_unexpected_exception_as_it_was_raised(tmp_path: Path) -> None:
-    def shown(ended: str, name: str) -> None:
-        tests: Any = suite_of(ended).test_class("a toy", lambda folder: None)
-        getattr(tests(), f"test_{name}")(Examination(suite_of(ended), None))
-
-    shown("well", "first")
-    with pytest.raises(KeyError, match="of the subject's own code"):
-        shown("error", "first")
-    with pytest.raises(pytest.fail.Exception, match="found"):
-        shown("unmet", "first")
-    with pytest.raises(pytest.skip.Exception, match="first comes first"):
-        shown("unmet", "second")

@@ -42,7 +42,7 @@ class TrainConfig(Section):
     seed: int | None = None
     seconds_per_step: float = 0.0
     end: Literal[
-        "done", "diverge", "judge", "bug", "interrupt", "interrupt_once", "stubborn", "row", "vanish", "killed", "ray"
+        "done", "diverge", "judge", "bug", "interrupt", "interrupt_once", "stubborn", "row", "vanish", "killed"
     ] = "done"
     data: Data = Data()
     optimizer: Optimizer = Optimizer()
@@ -84,8 +84,6 @@ def train(context: StepContext[TrainConfig]) -> None:
         os._exit(0)
     if config.end == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if config.end == "ray":
-        lose_ray()
     if config.end == "interrupt":
         raise KeyboardInterrupt
     if config.end == "stubborn":
@@ -103,19 +101,6 @@ def train(context: StepContext[TrainConfig]) -> None:
     context.tracker.summary({"held_out_reward": {"before": 0.25, "after": 0.75}, "loss": {"before": 2.0, "after": 0.5}})
     if (seed := config.seed) is not None:
         context.tracker.summary({"seeded_reward": {"before": 0.25, "after": 0.25 + 0.05 * seed}})
-
-
-def lose_ray() -> None:
-    """Start a Ray of one's own and lose its control service, as when the machine is short of memory."""
-    os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"] = "2"  # noqa: SIM112 (its name is Ray's)
-    import psutil
-    import ray
-
-    ray.init(address="local", num_cpus=1, include_dashboard=False)
-    for process in psutil.Process().children(recursive=True):
-        if process.name() == "gcs_server":
-            process.kill()
-    time.sleep(120)
 
 
 def convert(context: StepContext[dict[str, Any]]) -> None:

@@ -56,15 +56,6 @@ def test_a_container_has_the_home_the_working_folder_gpus_and_no_values_in_its_c
     assert podman[0] == "podman" and values_of(podman, "--device") == ["nvidia.com/gpu=all"]
 
 
-def test_a_folder_that_the_profile_mounts_is_not_mounted_twice(tmp_path: Path) -> None:
-    command = run_command(a_launch(tmp_path, mounts=[f"/elsewhere:{tmp_path}/work:ro"]), "steps-r1-0")
-    places = [mount.split(":")[1] for mount in values_of(command, "--volume")]
-    assert places == [f"{tmp_path}/work", f"{tmp_path}/home", "/etc/steps/env.toml"]
-    twice = ["/data:/data", "/data:/data", "/mine/env.toml:/etc/steps/env.toml"]
-    mounts = values_of(run_command(a_launch(tmp_path, mounts=twice), "steps-r1-0"), "--volume")
-    assert mounts == [*twice[1:], *(f"{tmp_path}/{own}:{tmp_path}/{own}" for own in ("home", "work"))]
-
-
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A `docker` that answers with the content of a file, and exits with 1 if that begins with `error`; what it was
@@ -106,25 +97,6 @@ def test_a_container_is_started_with_its_variables_and_stopped(store: ArtifactSt
     asked = (engine.parent / "asked").read_text().splitlines()
     assert asked[0] == "run HF_TOKEN=hf_qwertyuiop"
     assert [line.split()[0] for line in asked].count("kill") == 1
-
-
-def test_an_engine_that_says_nothing_or_nothing_in_time_is_one_error(
-    engine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = engine.parent / "docker"
-    program.write_text("#!/bin/sh\nexit 1\n")
-    with pytest.raises(RequestError, match="docker refused: no reason given"):
-        DockerExecutor().status("docker/steps-r1-0")
-    program.write_text("#!/bin/sh\necho told on standard output\nexit 1\n")
-    with pytest.raises(RequestError, match="docker refused: told on standard output"):
-        DockerExecutor().status("docker/steps-r1-0")
-
-    def late(*_: Any, **options: Any) -> None:
-        raise subprocess.TimeoutExpired("docker", options["timeout"])
-
-    monkeypatch.setattr(subprocess, "run", late)
-    with pytest.raises(RetryableError, match="docker did not answer within 60 s"):
-        DockerExecutor().status("docker/steps-r1-0")
 
 
 @pytest.mark.parametrize(

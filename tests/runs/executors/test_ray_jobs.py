@@ -61,38 +61,6 @@ def test_a_secret_is_not_handed_to_ray_which_would_show_it(tmp_path: Path) -> No
     assert caught.value.found == "HF_TOKEN" and "abcdefgh" not in str(caught.value)
 
 
-def test_a_cluster_none_of_whose_nodes_takes_jobs_is_retryable_with_a_port_to_try(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class NoAgent:
-        def submit_job(self, **request: object) -> str:
-            raise RuntimeError("Request failed with status code 500: No available agent to submit job")
-
-    monkeypatch.setattr(ray_jobs, "AGENT_SECONDS", 0)
-    with pytest.raises(RetryableError, match="ready for a job") as caught:
-        ray_jobs._submitted(NoAgent(), {})
-    assert "--dashboard-agent-listen-port" in caught.value.hints[0]
-
-
-def test_a_cluster_that_has_just_been_started_is_waited_for_and_no_other_refusal(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    answers: list[object] = [RuntimeError("500: No available agent to submit job"), "run-1", RuntimeError("no room")]
-
-    def submit_job(**request: object) -> object:
-        answer = answers.pop(0)
-        if isinstance(answer, RuntimeError):
-            raise answer
-        return answer
-
-    slept: list[float] = []
-    monkeypatch.setattr(ray_jobs.time, "sleep", slept.append)
-    client = SimpleNamespace(submit_job=submit_job)
-    assert ray_jobs._submitted(client, {}) == "run-1" and 1 in slept
-    with pytest.raises(RuntimeError, match="no room"):
-        ray_jobs._submitted(client, {})
-
-
 @pytest.mark.ray
 def test_a_cluster_that_is_not_there_is_retryable(store: ArtifactStore) -> None:
     with socket.socket() as free:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import RequestError, RetryableError, UnsupportedError
+from nemotron_steps.errors import RetryableError, UnsupportedError
 from nemotron_steps.runs.executors.base import JobState
 from nemotron_steps.runs.executors.slurm import Commands, SlurmExecutor, SlurmProfile, _state
 from tests.runs.executors.jobs import submit
@@ -108,25 +106,6 @@ def test_the_number_of_a_job_is_the_last_thing_that_sbatch_says(
     assert submit(store, SLURM).job == job
 
 
-def test_what_sbatch_says_that_is_no_number_fails_the_run(store: ArtifactStore, program: Callable[..., Path]) -> None:
-    program(sbatch="echo queued")
-    with pytest.raises(RequestError, match="did not say which job") as caught:
-        submit(store, SLURM)
-    assert caught.value.found == "queued"
-    program(sbatch="exit 1")
-    with pytest.raises(RequestError, match="sbatch refused: no reason given"):
-        submit(store, SLURM)
-
-
-def test_a_controller_that_does_not_answer_in_time_is_retryable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(*_: Any, **options: Any) -> None:
-        raise subprocess.TimeoutExpired("scontrol", options["timeout"])
-
-    monkeypatch.setattr(subprocess, "run", late)
-    with pytest.raises(RetryableError, match="did not answer scontrol within 60 s"):
-        SlurmExecutor().status("7")
-
-
 def test_through_ssh_variables_of_any_kind_arrive_and_a_command_that_is_not_there_is_named(
     program: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -137,14 +116,3 @@ def test_through_ssh_variables_of_any_kind_arrive_and_a_command_that_is_not_ther
     assert asked.read_text().splitlines()[0] == "ssh -o BatchMode=yes -- login bash -l -s", "no key, no user, no value"
     with pytest.raises(UnsupportedError, match="there is no nothing-like-it on login"):
         far.call(["nothing-like-it"])
-
-
-def test_what_is_each_machines_own_is_not_sent(program: Callable[..., Path], tmp_path: Path) -> None:
-    program(ssh='exec sh -c "${@: -1}"')
-    (tmp_path / "r1" / "deeper").mkdir(parents=True)
-    for name in ("run.json", "slurm.sh", "lock", "submit.lock", "job.json"):
-        (tmp_path / "r1" / name).write_text(name)
-    far = Commands("login", folder=str(tmp_path / "far"))
-    far.send(tmp_path / "r1")
-    there = Path(far.home) / "runs" / "r1"
-    assert sorted(path.name for path in there.iterdir()) == ["run.json", "slurm.sh"]

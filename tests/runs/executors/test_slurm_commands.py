@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,23 +17,12 @@ from tests.runs.executors.jobs import submit
 
 
 @pytest.mark.parametrize(
-    "commands",
-    [Commands(), Commands("Login-A", folder="/a b"), Commands("login.example", "Me", "/keys/i&d", "/scratch/me")],
-)
-def test_a_jobs_name_says_where_its_commands_are(commands: Commands) -> None:
-    assert Commands.of_job(commands.job("7")) == (commands, "7")
-
-
-@pytest.mark.parametrize(
     "job",
     [
         "ssh://-oProxyCommand=x/7?folder=/a",
         "ssh://me@host/7?folder=/a&identity=id",
-        "ssh:///7?folder=/a",
         "ssh://host/x?folder=/a",
         "ssh://host/7?folder=a",
-        "http://host/7",
-        "-x",
     ],
 )
 def test_a_jobs_name_that_submission_would_not_give_is_refused(job: str) -> None:
@@ -59,8 +46,6 @@ def test_a_machine_that_ssh_does_not_reach_is_retryable(
     "said",
     [
         "tar: r1/plan.json: Cannot open: No space left on device",
-        "tar: r1/plan.json: Wrote only 4608 of 10240 bytes",
-        "tar: r1/plan.json: Cannot mkdir: Disk quota exceeded",
     ],
 )
 def test_a_full_disk_where_jobs_work_is_no_refusal(
@@ -120,16 +105,3 @@ def test_locks_halves_of_files_and_the_jobs_name_are_each_machines_own(
     fetched("exit 0")
     assert sorted(path.name for path in here.iterdir()) == ["job.json", "log.txt", "slurm-1.txt"]
     assert (here / "job.json").read_text() == "of this one"
-
-
-def test_a_full_disk_here_takes_nothing_away_while_fetching(
-    fetched: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(tarfile.TarFile, "extractall", full)
-    with pytest.raises(StorageError, match="disk is full"):
-        fetched("exit 0")
-    assert (tmp_path / "here/r1/log.txt").read_text() == "one\n"
-    assert [path.name for path in (tmp_path / "here/r1").iterdir()] == ["log.txt"]

@@ -10,7 +10,6 @@ import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.mirrors import MirrorSettings, TensorBoardSettings
-from nemotron_steps.errors import NonFiniteLossError
 from tests.runs.runner_toy_plan import run
 
 pytest.importorskip("tensorboardX")
@@ -49,33 +48,6 @@ def test_event_files_have_metrics_summary_and_samples(store: ArtifactStore) -> N
     assert found["signals/text_summary"][-1] == (5, "**kl_spike** kl=0.9123456, step=6")
     for path in (result.folder / "tensorboard").rglob("*"):
         assert not path.is_file() or b"sk-not-for-tensorboard" not in path.read_bytes(), path
-
-
-def test_a_summary_has_its_tables_and_its_texts(store: ArtifactStore) -> None:
-    result = run(store, mirrored=HERE, train={"fail": "table"})
-    found = values(result.folder / "tensorboard" / "toy" / "train")
-    assert found["summary/heldout_reward/org/model/math"] == [(5, 0.5)]
-    assert found["summary/heldout_reward/org/model/code"] == [(5, 0.25)]
-    ((_, text),) = found["summary/column/text_summary"]
-    assert text.strip() == "question"
-
-
-def test_a_given_folder_has_a_folder_for_each_run(
-    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    result = run(store, mirrored=MirrorSettings(tensorboard=TensorBoardSettings(folder="~/boards")))
-    assert not (result.folder / "tensorboard").exists()
-    assert values(tmp_path / "boards" / result.folder.name / "toy" / "train")["sum"]
-
-
-def test_a_failed_step_leaves_its_numbers_and_its_error(store: ArtifactStore) -> None:
-    with pytest.raises(NonFiniteLossError):
-        run(store, mirrored=HERE, train={"fail": "nan"})
-    (folder,) = (store.backend.scratch / "runs").iterdir()
-    found = values(folder / "tensorboard" / "toy" / "train")
-    assert [index for index, _ in found["sum"]] == [1, 2, 3, 4, 5]
-    assert "loss" in found["error/text_summary"][0][1]
 
 
 def test_a_writer_that_raises_an_error_of_its_own_does_not_stop_the_run(

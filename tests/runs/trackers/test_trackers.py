@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.config.mirrors import TensorBoardSettings, WandbSettings
 from nemotron_steps.config.profiles import load_environment
 from nemotron_steps.errors import ConfigError, UnsupportedError
 from tests.runs.runner_toy_plan import run
 
-BOARD, WANDB = TensorBoardSettings(), WandbSettings(project="toy", mode="offline")
 PLUGIN = {
     "toy_tracker-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: toy-tracker\nVersion: 1.0\n",
     "toy_tracker-1.0.dist-info/entry_points.txt": "[nemotron_steps.trackers]\ntoy = toy_tracker:ToyTracker\n",

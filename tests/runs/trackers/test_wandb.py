@@ -122,22 +122,13 @@ def test_offline_mirror_has_metrics_artifacts_and_edges(store: ArtifactStore) ->
         assert not path.is_file() or b"sk-not-for-wandb" not in path.read_bytes(), path
 
 
-@pytest.mark.parametrize("category", ["sft", "rl"])
-def test_a_model_has_the_name_of_the_public_recipes(store: ArtifactStore, category: str) -> None:
+def test_a_model_has_the_name_of_the_public_recipes(store: ArtifactStore) -> None:
     plan = make_plan()
-    step = f"{category}/train"
+    step = "rl/train"
     made, train = plan.steps[0], replace(plan.steps[1], step_id=step)
     by_step = logs(execute(replace(plan, steps=(made, train)), store, mirrored=OFFLINE).folder)
-    model = artifacts_of(by_step[step])[(f"ModelArtifact-{category}", "model")]
-    assert sorted(model.aliases) == ["latest", f"{category}-train-model-v1"]
-
-
-def test_samples_are_a_table(store: ArtifactStore) -> None:
-    result = run(store, mirrored=OFFLINE)
-    (table,) = (result.folder / "wandb").glob("offline-run-*/files/media/table/samples_*.table.json")
-    content = json.loads(table.read_text())
-    assert content["columns"] == ["prompt", "response", "reward", "step"]
-    assert content["data"] == [["2+2", "<b>4</b>", 1.0, 10]]
+    model = artifacts_of(by_step[step])[("ModelArtifact-rl", "model")]
+    assert sorted(model.aliases) == ["latest", "rl-train-model-v1"]
 
 
 @pytest.mark.parametrize(("raised", "fail", "code"), [(NonFiniteLossError, "nan", 1), (InterruptedRunError, "", 130)])

@@ -135,10 +135,6 @@ def test_a_killed_run_goes_on_and_ends_as_an_unbroken_one(task: Path, curriculum
         assert (again / file).read_bytes() == (curriculum / file).read_bytes(), file
 
 
-def rate(index: int, passed: int, graded: int = 4, mean: float | None = None) -> PassRate:
-    return PassRate(index, graded, passed, mean if graded else None, 1.0)
-
-
 def test_a_plan_refuses_to_shuffle_the_curriculum_and_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     from nemotron_steps.cli.main import steps
 

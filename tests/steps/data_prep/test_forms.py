@@ -45,12 +45,3 @@ def test_only_the_right_answer_in_the_form_that_was_asked_for_is_rewarded(form):
         asked = question.asked.reply
         replies = [asked.replace("{answer}", question.answer), asked.replace("{answer}", "wrong"), question.answer]
         assert [asyncio.run(graded(row, reply)) for reply in replies] == [1.0, 0.0, 0.0], question.text
-
-
-def test_a_question_is_in_the_same_split_in_every_form():
-    forms = {form: draw_questions(source(form), ROWS) for form in ("plain", "instructed", "structured")}
-    words = {
-        form: {split: {question.metadata["word"] for question in drawn} for split, drawn in splits.items()}
-        for form, splits in forms.items()
-    }
-    assert words["plain"] == words["instructed"] == words["structured"]

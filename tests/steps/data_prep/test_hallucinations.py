@@ -10,7 +10,6 @@ import pytest
 
 from nemotron_steps.config.schema.tool_preferences import ToolTasksSource
 from nemotron_steps.errors import DataError
-from nemotron_steps.steps.data_prep import hallucinations
 from nemotron_steps.steps.data_prep import tool_preference_prep as tool_tasks
 from nemotron_steps.steps.data_prep.hallucinations import HallucinationMaker
 from nemotron_steps.steps.data_prep.tool_preference_prep import tool_rows
@@ -36,28 +35,9 @@ def made(kind: Any, rows: list[dict[str, Any]], times: int = 40) -> list[Any]:
     return [maker.make(kind, rows[0], random.Random(seed)) for seed in range(times)]
 
 
-def test_only_a_required_argument_that_was_given_is_left_out() -> None:
-    found = made("missing_argument", [row(tool(["x", "z"], x={}, y={}, z={}), x=1, y=2)])
-    assert {json.dumps(calls) for calls in found} == {'[["f", {"y": 2}]]'}
-    assert made("missing_argument", [row(tool(["z"], x={}), x=1)], 1) == [None]
-
-
 def test_what_the_environment_would_reward_is_no_rejected_answer() -> None:
     alike = [row(tool(x={}), x="one two three"), row(tool(x={}), x="two three four")]
     assert {calls[0][1]["x"] == "two three four" for calls in made("made_up_value", alike) if calls} <= {False}
-
-
-@pytest.mark.parametrize("room", range(3200, 3500, 50))
-def test_the_values_that_there_is_room_for_do_not_depend_on_their_order(
-    room: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hallucinations, "ROOM", room)
-    rows = [row(tool(), x="v" * (80 * (number % 2)) + str(number)) for number in range(60)]
-    kept = HallucinationMaker(rows).borrowed("x")
-    assert 15 <= len(kept) <= 35
-    for seed in range(10):
-        random.Random(seed).shuffle(rows)
-        assert HallucinationMaker(rows).borrowed("x") == kept
 
 
 def test_more_requests_than_there_are_are_refused_with_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -30,16 +29,6 @@ def _table(path: Path, delimiter: str) -> Path:
     return path
 
 
-def _list(path: Path) -> Path:
-    path.write_text(json.dumps(ROWS, indent=1))
-    return path
-
-
-def _gzip(path: Path) -> Path:
-    path.write_bytes(gzip.compress(_jsonl(path.with_suffix("")).read_bytes()))
-    return path
-
-
 def _parquet(path: Path) -> Path:
     pyarrow = pytest.importorskip("pyarrow")
     import pyarrow.parquet as parquet
@@ -48,20 +37,10 @@ def _parquet(path: Path) -> Path:
     return path
 
 
-def _saved(path: Path) -> Path:
-    datasets = pytest.importorskip("datasets")
-    datasets.Dataset.from_list(ROWS).save_to_disk(path)
-    return path
-
-
 KINDS: dict[str, Callable[[Path], Path]] = {
     "rows.jsonl": _jsonl,
     "rows.csv": lambda path: _table(path, ","),
-    "rows.tsv": lambda path: _table(path, "\t"),
-    "rows.json": _list,
-    "rows.jsonl.gz": _gzip,
     "rows.parquet": _parquet,
-    "saved": _saved,
 }
 
 

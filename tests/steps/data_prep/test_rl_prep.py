@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,28 +88,6 @@ def test_prompts_with_more_tokens_than_the_policy_reads_are_left_out(tmp_path: P
     assert read(folder / "train-split.jsonl") == rows[1::2]
     told = json.loads((folder / "accounting.json").read_text())
     assert told["left_out_by_reason"] == {"the prompt has more than 100 tokens": 4} and told["refused"] == 0
-
-
-def test_a_file_that_changed_is_prepared_again_and_an_unchanged_one_is_not(tmp_path: Path):
-    path = write_lines(tmp_path / "in.jsonl", [math_row(n) for n in range(4)])
-
-    def state() -> str:
-        command = [sys.executable, "-m", "nemotron_steps.cli.main", "run", "data_prep/rl_prep", "-c", "default"]
-        overrides = [
-            f"input_path={path}",
-            "jsonl=null",
-            "rows.validation=0",
-            "--home",
-            str(tmp_path / "home"),
-            "--json",
-        ]
-        done = subprocess.run([*command, *overrides], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return json.loads(done.stdout)["steps"][0]["state"]
-
-    assert [state(), state()] == ["ran", "cached"]
-    write_lines(path, [math_row(n) for n in range(5)])
-    assert state() == "ran"
 
 
 LOW = "{reasoning effort: low}"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,12 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.data_prep import SplitRows
-from nemotron_steps.errors import DataError, StorageError, WorkerLostError
+from nemotron_steps.errors import DataError, WorkerLostError
 from nemotron_steps.steps.data_prep.blends import formats, shards
 from nemotron_steps.steps.data_prep.blends.prepare import Source
-from nemotron_steps.steps.data_prep.blends.shards import RowLeftOut
 from nemotron_steps.steps.data_prep.blends.sources import data_files
-from nemotron_steps.steps.data_prep.blends.splits import places
 from tests.steps.data_prep.blends.conftest import Marked, Run, run_prepare, write_lines
 
 LINES = st.one_of(
@@ -102,26 +98,9 @@ class TestOneSource:
         assert caught.value.where == f"{path}:61 field bad"
         assert caught.value.hints == ("max_refused_share=0.02",)
 
-    def test_a_line_longer_than_any_row_stops_the_step(self, run: Run, tmp_path: Path, monkeypatch):
-        monkeypatch.setattr(formats, "LONGEST_LINE", 100)
-        path = write_lines(tmp_path / "mine.jsonl", [{"n": 1}, {"text": "x" * 200}])
-        with pytest.raises(DataError, match="too long for a row") as caught:
-            run(path, max_refused_share=1.0)
-        assert caught.value.where == f"{path}, byte 9"
-
 
 class TestDisturbances:
     ROWS = tuple({"n": i} for i in range(200))
-
-    def test_a_full_disk_is_one_storage_error(self, run: Run, tmp_path: Path, monkeypatch):
-        class Full:
-            def __init__(self, **_: Any) -> None:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        path = write_lines(tmp_path / "mine.jsonl", self.ROWS)
-        monkeypatch.setattr(shards, "ExitStack", Full)
-        with pytest.raises(StorageError, match="the disk is full"):
-            run(path)
 
     def test_a_dead_worker_is_told_and_its_finished_shards_stay(self, small_parts: None, run: Run, tmp_path: Path):
         path = write_lines(tmp_path / "mine.jsonl", self.ROWS)
@@ -200,63 +179,8 @@ def _wait(condition, seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
-def test_lines_of_refusals_are_counted_in_each_file_of_a_source(small_parts: None, run: Run, tmp_path: Path):
-    folder = tmp_path / "in"
-    write_lines(folder / "a.jsonl", [*({"n": i, "text": "long enough"} for i in range(9)), {"bad": 1}])
-    write_lines(folder / "b.jsonl", [*({"n": i, "text": "long enough"} for i in range(5)), {"bad": 2}])
-    done = run(folder, max_refused_share=0.5)
-    assert [(each["file"], each["line"]) for each in done.refusals] == [("a.jsonl", 10), ("b.jsonl", 6)]
-
-
-@pytest.mark.parametrize(("share", "met"), [(0.5, True), (0.49, False)])
-def test_the_share_of_unusable_rows_is_of_those_that_were_wanted(share: float, met: bool, run: Run, tmp_path: Path):
-    @dataclass(frozen=True)
-    class Some(Marked):
-        def __call__(self) -> Any:
-            become = super().__call__()
-
-            def some(where: str, row: dict[str, Any]) -> Any:
-                if "skip" in row:
-                    raise RowLeftOut("not wanted")
-                return become(where, row)
-
-            return some
-
-    path = write_lines(tmp_path / "a.jsonl", [{"n": 1}, {"bad": 1}, *[{"skip": 1}] * 8])
-    if met:
-        assert run(path, work=Some(), max_refused_share=share).accounting["left_out"] == 8
-    else:
-        with pytest.raises(DataError, match="1 of 2 rows cannot be used") as caught:
-            run(path, work=Some(), max_refused_share=share)
-        # Half of them is still a share that may be tolerated; and so it is with what the hint says.
-        assert caught.value.found == "50.0%" and caught.value.hints[0] == "max_refused_share=0.51"
-
-
 def test_a_sample_is_of_each_source_and_stops_where_it_is_whole(small_parts: None, run: Run, tmp_path: Path):
     paths = [write_lines(tmp_path / f"{name}.jsonl", [{"of": name, "n": n} for n in range(30)]) for name in "ab"]
     done = run(*paths, sample=7)
     assert sorted((row["of"], row["n"]) for row in done.rows()) == [(name, n) for name in "ab" for n in range(7)]
     assert not (tmp_path / "shards").exists()
-
-
-@pytest.mark.parametrize(
-    ("total", "sizes", "found"),
-    [
-        (10, {"validation": 3, "heldout": 2}, (5, 5, 8, 10)),
-        (10, {"train": 5, "validation": 3, "heldout": 2}, (5, 5, 8, 10)),
-        (10, {"train": 4, "validation": 3, "heldout": 2}, (4, 5, 8, 10)),
-        (6, {"validation": 3, "heldout": 2}, (1, 1, 4, 6)),
-        (5, {"validation": 3, "heldout": 2}, None),
-        (10, {"train": 6, "validation": 3, "heldout": 2}, None),
-        (1, {"validation": 0}, (1, 1, 1, 1)),
-        (0, {"validation": 0}, None),
-    ],
-)
-def test_rows_are_cut_from_the_end_and_one_is_left_to_train_on(total: int, sizes: Any, found: Any):
-    if found is None:
-        with pytest.raises(DataError, match=f"{total} rows are too few"):
-            places(total, SplitRows(**sizes))
-    else:
-        train, room, heldout, end = found
-        cut = {"train": range(train), "validation": range(room, heldout), "heldout": range(heldout, end)}
-        assert places(total, SplitRows(**sizes)) == cut

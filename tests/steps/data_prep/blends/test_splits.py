@@ -6,7 +6,6 @@ import pytest
 
 from nemotron_steps.config.schema.data_prep import SplitRows
 from nemotron_steps.errors import DataError
-from nemotron_steps.steps.data_prep.blends.shards import RowCounts
 from nemotron_steps.steps.data_prep.blends.splits import split_groups
 
 
@@ -23,15 +22,3 @@ def test_groups_stay_whole_and_training_has_no_more_than_asked_for() -> None:
     with pytest.raises(DataError, match="10 rows are too few") as caught:
         split_groups(groups, SplitRows(train=6, validation=1, heldout=2), of="rows")
     assert caught.value.found == "5 left for training"
-
-
-def test_reasons_beyond_a_hundred_are_counted_in_one_and_none_is_lost() -> None:
-    parts = [RowCounts(read=151), RowCounts(read=151)]
-    for number, part in enumerate(parts):
-        part.refused.update(["reason 0.0", *(f"reason {number}.{place}" for place in range(150))])
-    whole = RowCounts()
-    for part in parts:
-        whole.add(part)
-    assert whole.refused.total() == whole.read == 302 and whole.balance() == 0
-    assert len(whole.refused) <= 101 and whole.refused["reason 0.0"] == 3
-    assert RowCounts.from_dict(whole.to_dict()) == whole

@@ -77,9 +77,6 @@ def test_a_function_does_what_its_operator_says_and_no_fault_of_it_goes_unnotice
     [
         ("constant", 'x = "é€𝄞", 3', {'x = "é€𝄞", 4'}),
         ("arguments", 'f("ß", "日本")', {'f("日本", "ß")'}),
-        ("operator", "é + ü", {"é - ü", "é * ü"}),
-        ("comparison", 'a["ä"] < b', {'a["ä"] <= b', 'a["ä"] > b'}),
-        ("boolean", 'not "ö" in é', {'"ö" in é'}),
     ],
 )
 def test_letters_of_several_bytes_are_one_column_each(kind: str, line: str, broken: set[str]) -> None:
