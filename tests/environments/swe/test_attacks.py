@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nemotron_steps.environments.swe.working_copy import is_protected
 from tests.environments.swe.forgeries import CALC, FORGERIES, Fault
 from tests.environments.swe.tasks import FIXED, LIBRARIES, bash, rollout, task
 
@@ -84,9 +85,11 @@ def test_a_forgery_earns_nothing_and_does_not_spoil_a_fix(name: str) -> None:
     [
         "the tests are rewritten",
         "conftest",
+        "sitecustomize",
         "a module shadows the runner",
         "a link to the tests",
         "repository hooks",
+        "compiled files",
         "names that are hard to write",
     ],
 )
@@ -99,3 +102,26 @@ def test_the_hidden_tests_are_not_in_the_working_copy() -> None:
     command = "find / -name test_calc.py -not -path '/proc/*' 2>/dev/null; grep -rl assertEqual .; true"
     answers, _ = rollout([bash(command)])
     assert answers == ["[no output]"]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("pkg/calc.py", False),
+        ("pkg/contest.py", False),
+        ("pkg/latest.py", False),
+        ("setup.py", False),
+        ("pkg/test_data.json", False),
+        ("json/decoder.py", False),  # the repository's own package of that name
+        ("random.py", True),
+        ("src/pytest/__init__.py", True),
+        ("pkg/random.py", False),
+        ("pkg/conftest.py", True),
+        ("a/tests/data.txt", True),
+        ("pkg/test_x.py", True),
+        ("../x.py", True),
+        ("/abs.py", True),
+    ],
+)
+def test_what_counts(path: str, expected: bool) -> None:
+    assert is_protected(path, {"pkg/calc.py", "json/__init__.py"}) is expected

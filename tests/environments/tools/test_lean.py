@@ -13,7 +13,7 @@ import pytest
 from nemotron_steps.environments.base import Response, Session
 from nemotron_steps.environments.code import math_formal_lean as lean
 from nemotron_steps.environments.registry import create
-from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.errors import DataError, UnsupportedError
 from nemotron_steps.sandbox import Outcome, SandboxResult
 
 ROW: dict[str, Any] = {
@@ -39,6 +39,9 @@ ROW: dict[str, Any] = {
         ),
         # tactics alone, cut nowhere
         ("```lean4\nhave h : Q := by\n  simp\nexact h\n```", "by\n  have h : Q := by\n    simp\n  exact h"),
+        ("```tactics\n    simp\n    ring\n```", "by\n  simp\n  ring"),
+        ("```lean\nby\n  simp\n```", "by\n  simp"),
+        ("```lean\n:= by simp\n```", "by simp"),
         # a block of another kind after it
         ("```lean\ntheorem t : P := by\n  simp\n```\nIt prints\n```\nGoals accomplished\n```", "by\n  simp"),
         # no fence
@@ -142,21 +145,31 @@ T = "theorem t (p q : Prop) (hp : p) (hq : q) : Both p q := "
 CHEATS = [
     # (answer, what stands for its @, and what stands there in an honest sibling)
     ("T@", "sorry", PROOF),
+    ("T@", "sorryAx _ true", PROOF),
     ("T@", "(sorryAx (And p q) false)", PROOF),
     ("T@", "lcProof", PROOF),
+    ("T@", "Lean.ofReduceBool true", PROOF),
     ("T@", "Lean.trustCompiler.elim (Both p q)", PROOF),
     ("T@", "Classical.choice (Nonempty.intro (sorryAx _ true))", "Classical.choice (Nonempty.intro (And.intro hp hq))"),
+    ("T@", "(propext (fun _ => sorry) (fun _ => True.intro) : Eq (Both p q) True).rec sorry", PROOF),
     ("T@", "id sorry -- no sorry here", f"id ({PROOF}) -- no sorry here"),
+    ("T@", "let h : Both p q := sorry; h", f"let h : Both p q := {PROOF}; h"),
+    ("T@", "have h : Both p q := sorry; h", f"have h : Both p q := {PROOF}; h"),
     ("T@", "go where go : Both p q := sorry", f"go where go : Both p q := {PROOF}"),
+    ("T@", "let rec go : Both p q := sorry; go", f"let rec go : Both p q := {PROOF}; go"),
     ("T@", "let rec go (n : Nat) : Both p q := go n; go 0", f"let rec go (n : Nat) : Both p q := {PROOF}; go 0"),
+    ("T@", "go where @[implemented_by t] go : Both p q := sorry", f"go where /-- it -/ go : Both p q := {PROOF}"),
     ("T@", "set_option debug.skipKernelTC true in sorry", f"set_option debug.skipKernelTC true in {PROOF}"),
     ("T@", "set_option debug.byAsSorry true in by nofun", f"set_option debug.byAsSorry true in {PROOF}"),
     ("T@", "lie axiom lie : Both p q", f"{PROOF} axiom lie : False"),
+    ("T@", "lie.{0}\n\naxiom lie {p q : Prop} : Both p q", f"{PROOF}\n\naxiom lie {{p q : Prop}} : Both p q"),
+    ("T@\n\nend t\n#print axioms t", "sorry", PROOF),
     ("T@\n\n#exit\n", "sorry", PROOF),
     ("T@\nopen Lean\n/-", "sorry", PROOF),
     ("T@\n@[simp] def u := 0\n", "sorry", PROOF),
     (f"T/- {PROOF} -/ @", "sorry", PROOF),
     ("axiom lie (p : Prop) : p\nT@", "lie _", PROOF),
+    ("unsafe axiom lie (p : Prop) : p\nT@", "lie _", PROOF),
     ("def Both (a b : Prop) : Prop := True\nT@", "True.intro", PROOF),
     ("namespace Other\ndef Both (a b : Prop) : Prop := True\nT@", "True.intro", PROOF),
     ("theorem t : True := @", "True.intro", PROOF),
@@ -165,6 +178,7 @@ CHEATS = [
     ("instance : Inhabited (Both p q) := ⟨sorry⟩\nT@", "Inhabited.default", PROOF),
     ('set_option autoImplicit true\nnotation "Both" => fun _ _ => True\nT@', "True.intro", PROOF),
     ('macro "done" : term => `(sorry)\nT@', "done", PROOF),
+    ("opaque lie : Both True False\nT@", "lie", PROOF),
     ("/- -/\nT/- /- -/ -/ @", "sorry", PROOF),
     ("T(@", "sorry) axiom lie : (False", f"{PROOF}) axiom lie : (False"),
     ("T@", "And.intro hp", PROOF),
@@ -256,7 +270,7 @@ class TestForgedModules:
         module = module_of(lean_on_path, source, tmp_path / "Proof.olean", path=str(tmp_path) if change else "")
         assert answered(module, monkeypatch).reward == paid
 
-    @pytest.mark.parametrize("kept", [0, 60])
+    @pytest.mark.parametrize("kept", [0, 8, 60, 2000])
     def test_a_broken_module_earns_nothing(
         self, kept: int, lean_on_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -276,6 +290,41 @@ def test_without_a_lean_that_runs_it_says_so(lean: str | None, monkeypatch: pyte
             asyncio.run(create("math_formal_lean", config).start())
 
 
+def test_a_statement_must_end_where_its_proof_begins() -> None:
+    for statement in ("theorem t : True", "example : True := by", "theorem : True := by", "-- theorem t\nx := by"):
+        with pytest.raises(DataError, match="formal_statement"):
+            create("math_formal_lean").check_row({**ROW, "formal_statement": statement}, "f:1")
+
+
+class Compiler:
+    """Accepts proofs with `rfl`; notes what it is given."""
+
+    def __init__(self) -> None:
+        self.given: list[str] = []
+
+    async def __call__(self, row: Any, proof: str) -> tuple[bool, str]:
+        self.given.append(proof)
+        return "rfl" in proof, "unsolved goals"
+
+
+@pytest.mark.parametrize(("last", "reward", "times"), [("rfl", 1.0, 3), ("ring", 0.0, 2), ("simp", 0.0, 3)])
+def test_the_last_proof_is_judged_and_none_is_compiled_twice(
+    last: str, reward: float, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment, compiler = create("math_formal_lean", {"max_corrections": 2}), Compiler()
+    monkeypatch.setattr(environment, "_compile", compiler)
+
+    async def rollout() -> Any:
+        session = await environment.seed(ROW)
+        for turn in ("simp [x]", "ring", last):
+            await environment.follow_up(ROW, Response(block(f"  {turn}")), session)
+        return await environment.verify(ROW, Response(block(f"  {last}")), session)
+
+    verdict = asyncio.run(rollout())
+    assert (verdict.reward, verdict.components) == (reward, {"corrections": 2.0})
+    assert len(compiler.given) == times
+
+
 def ended(outcome: Outcome, wall_s: float = 1.0, exit_code: int | None = None) -> SandboxResult:
     return SandboxResult(outcome, exit_code, "", "said", wall_s)
 
@@ -285,7 +334,10 @@ ENDS = [
     # (how the runs end: of the statement, the answer and the check), verdict
     ([GOOD, GOOD, GOOD], 1.0, None),
     ([GOOD, GOOD, ended(Outcome.EXITED, exit_code=1)], 0.0, None),
+    ([GOOD, ended(Outcome.EXITED, exit_code=1)], 0.0, None),
     ([GOOD, ended(Outcome.TIMEOUT)], 0.0, None),
+    ([GOOD, ended(Outcome.MEMORY_LIMIT)], 0.0, None),
+    ([GOOD, ended(Outcome.OUTPUT_LIMIT)], 0.0, None),
     ([GOOD, GOOD, ended(Outcome.TIMEOUT)], 0.0, None),
     ([GOOD, ended(Outcome.TIMEOUT, 12.0)], None, "lean_timeout"),
     ([ended(Outcome.EXITED, exit_code=1)], None, "lean_failed"),
@@ -318,8 +370,11 @@ def test_what_the_answer_brings_about_is_its_fault_alone(
     [
         "\nend X",
         " axiom x : P",
+        "\n@[simp]\ndef x := 1",
         "\n#print axioms t",
+        "\nopen X",
         "\nset_option x true",
+        "\ndef x",
     ],
 )
 def test_what_follows_the_proof_is_not_taken(after: str) -> None:
