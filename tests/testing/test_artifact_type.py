@@ -24,21 +24,10 @@ def accepts(condition: str, before: str = READS) -> tuple[Change, ...]:
 TYPE: dict[str, tuple[Change, ...]] = {
     "is_declared": ((TYPES, "description =", 'is_a = ["no_such_type"]\ndescription ='),),
     "its_example_is_accepted": ((CODE, "(int, float)", "(int,)"),),
-    "its_example_is_accepted: no such function": ((TYPES, ":validate", ":no_such_function"),),
-    "its_example_is_accepted: changed": (
-        (CODE, "    lengths = set()\n", "    lengths = set()\n    (folder / 'seen').touch()\n"),
-    ),
     "it_comes_back_from_a_home: a set": ((CODE, "lengths.pop()", "lengths"),),
     "it_is_what_its_parents_are: refused": ((TYPES, "description =", 'is_a = ["training_jsonl"]\ndescription ='),),
-    "it_is_what_its_parents_are: other attributes": (
-        (TYPES, "description =", 'is_a = ["eval_report"]\ndescription ='),
-        (CODE, 'return {"rows"', 'return {"metrics": {"score": 0.25}, "rows"'),
-    ),
     "what_it_is_not_is_refused: nothing": accepts("folder.is_dir() and not any(folder.iterdir())", NO_FILE),
-    "what_it_is_not_is_refused: another file": accepts("(folder / 'kit.unknown').exists()", NO_FILE),
-    "what_it_is_not_is_refused: not said where": ((CODE, "where=str(folder)", "where=FILE"),),
     "what_it_is_not_is_refused: cut": accepts(CUT),
-    "what_it_is_not_is_refused: pictures": accepts("b'PNG' in file.read_bytes()"),
 }
 
 

@@ -88,57 +88,6 @@ def run(context):
 }
 """Path → text of a package with one step."""
 
-TABLE_STEP = {
-    "toykit_table/__init__.py": "",
-    "toykit_table/pack/manifests/types.toml": '[toy_table]\ndescription = "Columns of numbers, table.json."\n',
-    "toykit_table/pack/manifests/sum.toml": """\
-[step]
-id = "toykit_table/sum"
-name = "Sum"
-category = "eval"
-description = "Adds up each column."
-entry = "toykit_table.add:run"
-config_schema = "toykit_table.add:AddConfig"
-
-[[consumes]]
-name = "table"
-type = "toy_table"
-description = "numbers"
-
-[[produces]]
-name = "report"
-type = "eval_report"
-description = "the sum of each column"
-""",
-    "toykit_table/add.py": """\
-import json
-
-from pydantic import BaseModel, ConfigDict
-
-from nemotron_steps.errors import ArtifactError, DataError
-
-
-class AddConfig(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-def run(context):
-    file = context.inputs["table"].path / "table.json"
-    if not file.is_file():
-        raise ArtifactError("the table has no table.json", where=str(file))
-    try:
-        table = json.loads(file.read_text("utf-8"))
-    except UnicodeDecodeError as error:
-        raise DataError("the table is no text", where=str(file)) from error
-    except json.JSONDecodeError as error:
-        raise DataError("the table is no JSON", where=str(file)) from error
-    sums = {name: sum(column) for name, column in table.items()}
-    (context.outputs["report"].path / "report.json").write_text(json.dumps({"metrics": sums}))
-    context.tracker.summary(sums)
-""",
-}
-"""With a step that takes a type of the package's own."""
-
 ENVIRONMENT = {
     "toykit_env/__init__.py": "",
     "toykit_env/environment.py": '''\
