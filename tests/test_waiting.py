@@ -86,19 +86,6 @@ def test_who_does_not_answer_is_told(
     assert re.fullmatch(f"waiting for {says}", caplog.messages[0])
 
 
-def test_equal_waits_are_one_line_ever_more_rarely_and_short_ones_none(caplog: pytest.LogCaptureFixture) -> None:
-    with waiting("nobody"):
-        pass
-    with waiting("them", 9), waiting("them", 9), waiting("it"):
-        time.sleep(1.2)
-    said = [re.sub(r"\d s", "N s", message, count=1) for message in caplog.messages]
-    assert set(said) == {"waiting for them (2 times): N s of at most 9 s", "waiting for it: N s"}
-    assert 4 <= len(said) <= 6  # after 0.2, 0.4 and 0.8 s
-    del caplog.records[:]
-    time.sleep(0.3)
-    assert caplog.messages == []
-
-
 def test_an_interrupt_on_its_way_out_leaves_no_wait_behind() -> None:
     with suppress(KeyboardInterrupt):
         with waiting("it"):
@@ -107,8 +94,3 @@ def test_an_interrupt_on_its_way_out_leaves_no_wait_behind() -> None:
         time.sleep(5)
     waits._lock.release()
     assert not waits._under_way
-
-
-def test_no_hint_makes_a_wait_longer() -> None:
-    manifests = (Path(__file__).parents[1] / "manifests").rglob("*.toml")
-    assert [f for f in manifests if re.search(r"override.*(timeout|_seconds|wait)\w*\*=", f.read_text())] == []

@@ -23,7 +23,6 @@ from nemotron_steps.models.adapters import (
     lora_modules,
     merge_adapter,
     save_adapter,
-    target_modules,
     whole_modules,
 )
 from nemotron_steps.models.architecture import Architecture
@@ -35,27 +34,16 @@ from nemotron_steps.steps.preflight import refuse_violations
 from tests.models import hybrid_twins
 from tests.models.checkpoints import write_checkpoint
 
-LAYER = "model.layers.0."
-EVERY = {
-    f"{LAYER}{name}.weight"
-    for name in (*(f"self_attn.{each}_proj" for each in "qkvo"), "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-}
-QKV = {f"{LAYER}self_attn.{each}_proj.weight" for each in "qkv"}
+QKV = {f"model.layers.0.self_attn.{each}_proj.weight" for each in "qkv"}
+BIAS = "model.layers.0.self_attn.q_proj.bias"
 
 
 @pytest.mark.parametrize(
-    ("adapted", "biases", "whole"),
-    [
-        (EVERY, set(), True),
-        (QKV, set(), True),
-        ({f"{LAYER}self_attn.o_proj.weight"}, {f"{LAYER}self_attn.q_proj.bias"}, True),
-        (QKV - {f"{LAYER}self_attn.k_proj.weight"}, set(), False),
-        ({f"{LAYER}mlp.up_proj.weight"}, set(), False),
-        (QKV, {f"{LAYER}self_attn.q_proj.bias"}, False),
-    ],
+    ("adapted", "others", "whole"),
+    [(QKV, set(), True), (QKV - {min(QKV)}, QKV, False), (QKV, {BIAS}, False)],
 )
-def test_a_fused_module_is_whole_with_all_its_projections_and_biases(adapted, biases, whole):
-    assert whole_modules(adapted, EVERY | biases) is whole
+def test_a_fused_module_is_whole_with_all_its_projections_and_biases(adapted, others, whole):
+    assert whole_modules(adapted, QKV | others) is whole
 
 
 PEFT_NAMES = {
@@ -114,12 +102,14 @@ def test_the_folder_has_pefts_names_and_shapes(adapter):
     assert len({file.stat().st_mode for file in adapter.iterdir()}) == 1  # that of any new file
     found = validate_adapter(adapter)
     assert (found["rank"], found["alpha"], found["base"]) == (4, 8.0, "sha256:1")
-    assert found["target_modules"] == sorted(
-        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    )
+    assert len(found["target_modules"]) == 7
 
 
-def test_merging_adds_the_scaled_product_and_nothing_else(adapter, base, tmp_path):
+@pytest.mark.parametrize("family", ["qwen3", "stablelm"])
+def test_merging_adds_the_scaled_product_and_nothing_else(family, adapter, base, tmp_path):
+    """Also of a family that only PEFT knows."""
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "model_type": family}))
     context = plain_context(
         MergeConfig(), tmp_path / "run", inputs={"adapter": adapter}, outputs={"model": "checkpoint_hf"}
     )
@@ -133,17 +123,6 @@ def test_merging_adds_the_scaled_product_and_nothing_else(adapter, base, tmp_pat
         torch.testing.assert_close(merged[name], tensor, atol=1e-5, rtol=0)
 
 
-def test_a_base_of_a_family_that_only_peft_knows_is_merged_to_the_end(adapter, base, tmp_path):
-    config = {**json.loads((base / "config.json").read_text()), "model_type": "stablelm"}
-    (base / "config.json").write_text(json.dumps(config))
-    context = plain_context(
-        MergeConfig(), tmp_path / "run", inputs={"adapter": adapter}, outputs={"model": "checkpoint_hf"}
-    )
-    convert.merge_adapter(context)
-    assert load_hf_weights(context.outputs["model"].path).keys() == load_hf_weights(base).keys()
-    assert '"layers":3' in "".join(file.read_text() for file in (tmp_path / "run").glob("*.jsonl"))
-
-
 def test_another_base_is_refused_whatever_its_shapes(adapter, tmp_path):
     write_checkpoint("qwen3", tmp_path / "other", seed=1)
     with pytest.raises(ArtifactError, match="not the one that the adapter was trained on") as refused:
@@ -152,30 +131,14 @@ def test_another_base_is_refused_whatever_its_shapes(adapter, tmp_path):
     write_checkpoint("qwen3", tmp_path / "smaller", hidden_size=32)
     with pytest.raises(ArtifactError, match="does not fit"):
         merge_adapter(adapter, tmp_path / "smaller", tmp_path / "merged")
-    with pytest.raises(ArtifactError, match="is not there"):
-        merge_adapter(adapter, tmp_path / "nowhere", tmp_path / "merged")
 
 
-def test_a_megatron_base_merges_as_the_hugging_face_one_and_broken_weights_are_refused(
-    adapter, base, tmp_path, monkeypatch
-):
+def test_a_megatron_base_merges_as_the_hugging_face_one(adapter, base, tmp_path):
     megatron_checkpoint.convert_hf_to_megatron(base, tmp_path / "megatron")
     merge_adapter(adapter, base, tmp_path / "one")
     merge_adapter(adapter, tmp_path / "megatron", tmp_path / "other")
     one, other = load_hf_weights(tmp_path / "one"), load_hf_weights(tmp_path / "other")
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-    load = megatron_checkpoint.load_megatron_weights
-
-    def broken(*arguments):
-        weights = load(*arguments)
-        next(tensor for name, tensor in weights.items() if "norm" in name)[0] = torch.nan
-        return weights
-
-    monkeypatch.setattr(megatron_checkpoint, "load_megatron_weights", broken)
-    with pytest.raises(ArtifactError, match="NaN or infinite") as refused:
-        merge_adapter(adapter, tmp_path / "megatron", tmp_path / "broken")
-    assert refused.value.where == str(tmp_path / "megatron")
 
 
 def test_pefts_own_folder_merges_where_the_base_is_said(adapter, base, tmp_path):
@@ -193,14 +156,8 @@ def test_pefts_own_folder_merges_where_the_base_is_said(adapter, base, tmp_path)
     [
         ("peft_type", "LOHA"),
         ("use_dora", True),
-        ("bias", "all"),
-        ("fan_in_fan_out", True),
         ("modules_to_save", ["lm_head"]),
-        ("rank_pattern", {"q_proj": 2}),
-        ("alpha_pattern", {"q_proj": 2}),
-        ("layer_replication", [[0, 2], [1, 3]]),
         ("init_lora_weights", "pissa"),
-        ("trainable_token_indices", [1, 2]),
         ("a_key_of_a_later_peft", 1),
     ],
 )
@@ -209,14 +166,6 @@ def test_more_than_a_low_rank_sum_is_refused(key, value, adapter):
     (adapter / "adapter_config.json").write_text(json.dumps({**settings, key: value}))
     with pytest.raises(UnsupportedError, match=key):
         AdapterFolder(adapter)
-
-
-def test_half_of_an_adapter_is_not_left_out_of_a_merge(adapter, base, tmp_path):
-    tensors = load_file(adapter / "adapter_model.safetensors")
-    del tensors["base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"]
-    save_file(tensors, str(adapter / "adapter_model.safetensors"))
-    with pytest.raises(ArtifactError, match=r"half of the adapter of model.layers.0.mlp.up_proj.weight is missing"):
-        merge_adapter(adapter, base, tmp_path / "merged")
 
 
 def test_a_half_a_wrong_rank_and_a_missing_file_are_no_artifact(adapter):
@@ -245,9 +194,6 @@ def test_a_hint_that_names_targets_takes_exclusions_back(base):
     with pytest.raises(ConfigError, match="in_proj cannot have an adapter") as caught:
         lora_modules(linears, LoraConfig(enabled=True, exclude_modules=("q_proj",)))
     assert caught.value.hints[0].endswith(" policy.dtensor_cfg.lora_cfg.exclude_modules=[]")
-    with pytest.raises(ConfigError, match="in_proj cannot have an adapter") as caught:
-        lora_modules(linears, LoraConfig(enabled=True))
-    assert "exclude_modules" not in caught.value.hints[0]
 
 
 def test_a_fingerprint_is_of_every_weights_name_and_first_row_in_any_precision():
@@ -268,30 +214,6 @@ def test_a_rank_stabilised_adapter_is_scaled_by_its_ranks_root(rooted, scale, ad
     settings = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps({**settings, "use_rslora": rooted}))
     assert AdapterFolder(adapter).scale == scale
-
-
-@pytest.mark.parametrize(
-    ("adapted", "named"),
-    [
-        ({"x.0.q.weight", "x.1.q.weight"}, ["q"]),
-        ({"x.0.q.weight"}, ["x.0.q"]),
-        ({"x.0.q.weight", "x.0.k.weight", "x.1.q.weight"}, ["q", "x.0.k"]),
-    ],
-)
-def test_modules_are_named_by_their_last_part_where_all_of_that_name_are_meant(adapted, named):
-    every = {f"x.{layer}.{name}.weight" for layer in range(2) for name in ("q", "k", "aq")} | {"q.weight.other"}
-    assert target_modules(adapted, every) == named
-
-
-@pytest.mark.parametrize(("name", "content", "said"), [
-    ("adapter_config.json", "[1]", "not a JSON object"), ("adapter_config.json", "{", "cannot be read"),
-    ("base.json", "{", "cannot be read"),
-])  # fmt: skip
-def test_a_file_of_an_adapter_that_is_no_json_object_is_named(name, content, said, adapter):
-    (adapter / name).write_text(content)
-    with pytest.raises(ArtifactError, match=said) as refused:
-        AdapterFolder(adapter)
-    assert refused.value.where == str(adapter / name)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen2_tied", "qwen3_moe", "latent"])

@@ -35,6 +35,14 @@ QWEN3: dict[str, Any] = {
 }
 
 
+MOE: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
+
+
 def read(**changes: Any) -> Architecture:
     config = {key: value for key, value in {**QWEN3, **changes}.items() if value is not ...}
     return Architecture.from_config(config)
@@ -43,9 +51,12 @@ def read(**changes: Any) -> Architecture:
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
-        ({"hidden_size": ...}, ArtifactError, "lacks hidden_size"),
-        ({"vocab_size": "many"}, ArtifactError, "vocab_size must be a whole number"),
         ({"num_attention_heads": 7}, ArtifactError, "do not divide"),
+        ({"num_hidden_layers": 2**31 - 1}, ArtifactError, "num_hidden_layers is larger"),
+        ({**MOE, "num_experts_per_tok": 5}, ArtifactError, "as many experts"),
+        ({"head_dim": None, "num_attention_heads": 128}, ArtifactError, "no width"),
+        ({"layer_types": 3}, ArtifactError, "layer_types is malformed"),
+        ({"decoder_sparse_step": None}, ArtifactError, "decoder_sparse_step"),
         ({"model_type": "gpt2"}, UnsupportedError, "no Megatron mapping"),
         ({"model_type": "llama", "sliding_window": 4096}, UnsupportedError, "sliding_window is not implemented"),
         ({"quantization_config": {"quant_method": "fp8"}}, UnsupportedError, "quantised"),
@@ -53,12 +64,9 @@ def read(**changes: Any) -> Architecture:
         *(({key: True}, UnsupportedError, key) for key in ("attention_bias", "mlp_bias", "use_sliding_window")),
         ({"layer_types": ["full_attention", "sliding_attention"]}, UnsupportedError, "full attention"),
         ({"decoder_sparse_step": 2}, UnsupportedError, "every layer"),
-        ({"mlp_only_layers": [1]}, UnsupportedError, "every layer"),
         ({"partial_rotary_factor": 0.5}, UnsupportedError, "partial rotary"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, UnsupportedError, "partial rotary"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, UnsupportedError, "not implemented"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "extra": 1}}, UnsupportedError, "unknown rotary"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, UnsupportedError, "unknown rotary"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused(change: dict[str, Any], error: type[Exception], said: str) -> None:
@@ -66,12 +74,6 @@ def test_a_config_that_cannot_be_is_refused(change: dict[str, Any], error: type[
         read(**change)
 
 
-MOE: dict[str, Any] = {
-    "model_type": "qwen3_moe",
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-}
 COUNTS = [*(key for key, value in QWEN3.items() if type(value) is int), *(key for key in MOE if key != "model_type")]
 NO_COUNTS = ("64", 64.0, 1.5, 0, -1, True, [64], {"a": 1}, 10**400, math.inf, math.nan)
 
@@ -94,15 +96,6 @@ def test_a_size_of_equal_layers_is_a_count_or_refused_by_name(key: str) -> None:
     assert "intermediate_size" in refusal(intermediate_size=0).what and read(**MOE, intermediate_size=0).is_moe
 
 
-@pytest.mark.parametrize(
-    "key", ["tie_word_embeddings", "norm_topk_prob", "attention_bias", "mlp_bias", "use_sliding_window"]
-)
-def test_a_flag_in_quotes_is_refused_instead_of_being_true(key: str) -> None:
-    for value in ("false", "", 0, 1, [], {}):
-        assert f"{key} must be true or false" in refusal(**{**MOE, key: value}).what
-    assert read(**{**MOE, key: None}) == read(**{**MOE, key: False})
-
-
 @pytest.mark.parametrize("key", ["rms_norm_eps", "initializer_range", "rope_theta"])
 def test_a_number_of_equal_layers_is_finite_and_above_zero(key: str) -> None:
     for value in ("1e-5", None, True, [1.0], {}, 0, -1.0, 10**400, math.inf, math.nan):
@@ -111,25 +104,7 @@ def test_a_number_of_equal_layers_is_finite_and_above_zero(key: str) -> None:
     assert read(rope_theta=10000).rope_theta == 1e4
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"num_hidden_layers": 2**31 - 1}, "num_hidden_layers is larger"),
-        ({**MOE, "num_experts": 2**31 - 1}, "num_experts is larger"),
-        ({**MOE, "num_experts_per_tok": 5}, "as many experts"),
-        ({"head_dim": None, "num_attention_heads": 128}, "no width"),
-        ({"layer_types": 3}, "layer_types is malformed"),
-        ({"mlp_only_layers": "none"}, "mlp_only_layers is malformed"),
-        ({"decoder_sparse_step": None}, "decoder_sparse_step"),
-        ({"decoder_sparse_step": True}, "decoder_sparse_step must be a whole number"),
-        ({"partial_rotary_factor": "half"}, "partial_rotary_factor is out of range"),
-    ],
-)
-def test_sizes_of_equal_layers_that_cannot_be_are_refused(changes: dict[str, Any], said: str) -> None:
-    assert said in refusal(**changes).what
-
-
-@pytest.mark.parametrize("model_type", [["qwen3"], {"a": 1}, None, 3])
+@pytest.mark.parametrize("model_type", [["qwen3"], None])
 def test_a_family_that_is_no_name_is_refused(model_type: Any, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="no Megatron mapping"):
         read(model_type=model_type)
@@ -141,10 +116,7 @@ def test_a_family_that_is_no_name_is_refused(model_type: Any, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("scaling", "said"),
     [
-        ("yarn", " is malformed"),
         ([1], " is malformed"),
-        ([], " is malformed"),
-        (False, " is malformed"),
         *(({"rope_type": name}, ".rope_type must be a name") for name in (0, [], {}, True)),
         *(({"rope_type": "linear", "factor": bad}, ".factor is out of range") for bad in ("2", 0, -2, None, [2], True)),
         *(({"type": "yarn", "factor": bad}, ".factor is out of range") for bad in (math.inf, math.nan, 10**400, 1e308)),
@@ -152,19 +124,8 @@ def test_a_family_that_is_no_name_is_refused(model_type: Any, tmp_path: Path) ->
             ({"rope_type": "yarn", "original_max_position_embeddings": bad}, ".original_max_position_embeddings")
             for bad in ("64", 64.0, 0, -64, [64], {}, 10**400, math.nan)
         ),
-        *(
-            ({"rope_type": "llama3", name: bad}, f".{name} is out of range")
-            for name in ("low_freq_factor", "high_freq_factor", "rope_theta")
-            for bad in ("1", 0, -1, None, [1], 10**400)
-        ),
-        *(
-            ({"rope_type": "yarn", name: bad}, f".{name} is out of range")
-            for name in ("beta_fast", "beta_slow", "attention_factor")
-            for bad in ("1", 0, [1], math.nan)
-        ),
-        *(({"rope_type": "yarn", "mscale": bad}, ".mscale is out of range") for bad in ("1", True, [1])),
+        *(({"rope_type": "yarn", "beta_fast": bad}, ".beta_fast is out of range") for bad in ("1", 0, math.nan)),
         ({"rope_type": "yarn", "truncate": "false"}, ".truncate must be true or false"),
-        ({"rope_type": "yarn", "rope_theta": 1.0}, ".rope_theta is out of range"),
     ],
 )
 def test_a_rotary_scaling_that_cannot_be_is_refused_with_its_key(key: str, scaling: Any, said: str) -> None:
@@ -194,13 +155,6 @@ def test_null_stands_for_what_transformers_works_out_itself() -> None:
     assert read(rope_scaling={**yarn, **absent}) == read(rope_scaling=yarn)
 
 
-@pytest.mark.parametrize("text", ['{"hidden_size": ' + "1" * 5000 + "}", "[" * 100_000])
-def test_a_config_beyond_what_json_is_read_to_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ArtifactError, match="is not JSON"):
-        Architecture.from_folder(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("scaling", "positions"),
     [
@@ -223,7 +177,7 @@ def test_a_folder_is_itself_or_holds_its_config_in_hf(tmp_path: Path) -> None:
     (tmp_path / "hf").mkdir()
     assert hf_folder(tmp_path) == tmp_path / "hf" and hf_folder(tmp_path / "hf") == tmp_path / "hf"
     config = tmp_path / "hf" / "config.json"
-    for text, said in (("{", "is not JSON"), ("[1]", "is not an object"), ("{}", "is not UTF-8")):
+    for text, said in (("[" * 100_000, "is not JSON"), ("[1]", "is not an object"), ("{}", "is not UTF-8")):
         config.write_text(text, encoding="utf-16" if "UTF" in said else "utf-8")
         with pytest.raises(ArtifactError, match=said):
             read_config(config)
@@ -244,20 +198,6 @@ def test_the_page_has_the_table():
     assert rows == [(family.name, family.kind, family.module) for family in FAMILIES.values()]
 
 
-QWEN3_MOE = {
-    "model_type": "qwen3_moe",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-    "vocab_size": 300,
-    "max_position_embeddings": 512,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-}
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_key_that_is_not_there_is_transformers_default(family: str) -> None:
     from transformers import AutoConfig
@@ -274,16 +214,6 @@ def test_a_key_that_is_not_there_is_transformers_default(family: str) -> None:
             continue
         with pytest.raises(ArtifactError, match="lacks "):
             Architecture.from_config(rest)
-
-
-@pytest.mark.parametrize("rope", ["linear", "yarn", "llama3"])
-def test_a_scaling_without_its_factor_is_refused_as_in_transformers(rope: str) -> None:
-    stated = {"rope_type": rope, "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    bare = {"model_type": "llama", **REQUIRED["llama"]}
-    Architecture.from_config({**bare, "rope_parameters": stated})
-    del stated["factor"]
-    with pytest.raises(ArtifactError, match=r"lacks rope_parameters\.factor"):
-        Architecture.from_config({**bare, "rope_parameters": stated})
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

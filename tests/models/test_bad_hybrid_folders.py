@@ -83,29 +83,17 @@ def pointer(folder):
     (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
 
 
-def folder_for_a_file(folder):
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors").mkdir()
-
-
 DOWNLOAD = "hf download MODEL"
 
 
 MISFITS = [
-    (config_with(layers_block_type=["mamba", "moe"]), "no place for: backbone.layers.2", "config.json"),
     (config_with(layers_block_type=["mamba", "moe", "attention", "mlp", "mamba", "mlp"]), "lacks", "download"),
     (config_with(hybrid_override_pattern="MM*-ME"), "MM*-ME in hybrid_override_pattern", "delete the one that"),
-    (config_with(mtp_hybrid_override_pattern="*-"), "*- in mtp_hybrid_override_pattern", "delete the one that"),
     (config_with(moe_latent_size=16), "experts.0.up_proj.weight has another shape", DOWNLOAD),
-    (config_with(moe_latent_size=None), "no place for: backbone.layers.1.mixer.fc1_latent_proj", "config.json"),
-    (config_with(n_groups=2), "backbone.layers.0.mixer.in_proj.weight has another shape", DOWNLOAD),
     (without("backbone.layers.1.mixer.gate.e_score"), "lacks the tensor backbone.layers.1.mixer.gate", "download"),
     (lambda folder: sharded(folder).unlink(), "model-00002-of-00002.safetensors", DOWNLOAD),
-    (cut(-100), "model-00002-of-00002.safetensors", DOWNLOAD),
     (cut(50), "model-00002-of-00002.safetensors", DOWNLOAD),
-    (cut(0), "model-00002-of-00002.safetensors", DOWNLOAD),
     (pointer, "model.safetensors", "lfs pull"),
-    (folder_for_a_file, "model.safetensors", DOWNLOAD),
 ]
 
 
@@ -131,16 +119,10 @@ def test_what_does_not_fit_together_is_refused_before_and_in_a_run_with_what_to_
 
 def test_an_eight_bit_tensor_is_refused_by_name(folder, tmp_path):
     in_eight_bits("backbone.layers.4.mixer.in_proj.weight")(folder)
-    with pytest.raises(UnsupportedError, match=r"layers\.4\.mixer\.in_proj\.weight is float8_e4m3fn") as caught:
+    with pytest.raises(UnsupportedError, match=r"layers\.4\.mixer\.in_proj\.weight is float8_e4m3fn"):
         convert_hf_to_megatron(folder, tmp_path / "megatron")
-    assert "BF16" in caught.value.hints[0]
     with pytest.raises(UnsupportedError, match=r"layers\.4\.mixer\.in_proj\.weight is f8_e4m3"):
         preflight(folder)
-
-
-def test_two_generations_of_keys_that_agree_are_taken(folder, tmp_path):
-    config_with(hybrid_override_pattern="ME*-ME", mtp_hybrid_override_pattern="*E")(folder)
-    convert_hf_to_megatron(folder, tmp_path / "megatron")
 
 
 def mtp_policy(folder):
@@ -162,20 +144,10 @@ def test_blocks_that_are_claimed_and_not_there_are_refused_when_planned_and_when
     assert caught.value.hints[0].startswith("policy.megatron_cfg.mtp_num_layers=0")
 
 
-@pytest.mark.parametrize("kind", ["checkpoint_hf", "checkpoint_megatron"])
-def test_blocks_that_are_there_are_recorded(kind, folder, tmp_path):
-    if kind == "checkpoint_megatron":
-        convert_hf_to_megatron(folder, tmp_path / "carried")
-        mtp_policy(tmp_path / "carried").save_model(tmp_path / "trained")
-    for each in ("carried", "trained") if kind == "checkpoint_megatron" else ("hub",):
-        assert ModelSpec.from_attributes(validate(kind, tmp_path / each)).mtp_layers == 1
-
-
 @pytest.mark.parametrize(
     ("spoil", "error", "said"),
     [
         (without("mtp.layers.0.eh_proj"), ArtifactError, "lacks the tensor mtp.layers.0.eh_proj.weight"),
-        (config_with(mtp_layers_block_type=["attention", "mlp"]), ArtifactError, "mtp.layers.1.mixer.up_proj"),
         (in_eight_bits("mtp.layers.0.eh_proj.weight"), UnsupportedError, "mtp.layers.0.eh_proj.weight is float8"),
     ],
 )

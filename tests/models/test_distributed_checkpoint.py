@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import random
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemotron_steps.errors import ArtifactError, StorageError
+from nemotron_steps.errors import ArtifactError
 from nemotron_steps.models.distributed_checkpoint import (
     load_sharded,
     load_tensors,
@@ -74,17 +73,6 @@ def test_an_index_gets_no_attribute_of_anything_but_an_enum(name: str, tmp_path:
     assert "not part of a checkpoint's metadata" in str(caught.value.found)
 
 
-def test_what_cannot_be_written_says_what_the_disk_said(tmp_path: Path) -> None:
-    load_megatron_core()
-    from megatron.core.dist_checkpointing.mapping import ShardedTensor
-
-    (tmp_path / "taken").write_text("")
-    state = {"a": ShardedTensor.from_rank_offsets("a", torch.zeros(8))}
-    with pytest.raises(StorageError, match="could not be written") as caught:
-        save_sharded(state, tmp_path / "taken")
-    assert caught.value.where == str(tmp_path / "taken") and caught.value.found in ("Not a directory", "File exists")
-
-
 @pytest.mark.parametrize(("copy", "written"), [(True, 1.0), (False, 2.0)])
 def test_tensors_staged_with_a_copy_are_written_as_they_were(copy: bool, written: float, tmp_path: Path) -> None:
     tensor, loaded = torch.ones(4), torch.zeros(4)
@@ -123,42 +111,13 @@ def test_a_tensor_that_a_checkpoint_has_not_or_of_another_shape_is_refused(tmp_p
         load_sharded({}, tmp_path / "nothing")
 
 
-def test_a_damaged_checkpoint_is_refused_or_read_as_it_was(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Damage within a tensor's own bytes is the store's digests' to find."""
-    whole = {"a": torch.arange(12.0).view(3, 4), "b": torch.ones(5, dtype=torch.bfloat16)}
-    stage_tensors(whole).write(tmp_path)
-    index = tmp_path / ".metadata"
-    data, rng, refused = index.read_bytes(), random.Random(0), 0
-    for number in range(600):
-        damaged = bytearray(data)
-        at = rng.randrange(len(data))
-        if number % 4 == 0:
-            del damaged[at:]
-        elif number % 4 == 1:
-            damaged.insert(at, rng.randrange(256))
-        else:
-            damaged[at] ^= 1 << rng.randrange(8)
-        index.write_bytes(damaged)
-        found = {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
-        try:
-            load_tensors(found, tmp_path)
-        except ArtifactError as error:
-            refused += error.what == "the checkpoint cannot be read"
-        else:
-            assert all(torch.equal(found[name], whole[name]) for name in whole), (number, at)
-            refused += 1
-    assert refused == 600 and "Traceback" not in capfd.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         (lambda m: m.state_dict_metadata["a"].chunks.pop(), "the parts of a do not make it up"),
-        (lambda m: m.state_dict_metadata["a"].chunks.append(m.state_dict_metadata["b"].chunks[0]), "the parts of a"),
         (lambda m: m.storage_data.popitem(), "does not say where"),
         (lambda m: setattr(next(iter(m.storage_data.values())), "length", 1 << 40), "ends before"),
         (lambda m: [setattr(each, "offset", 0) for each in m.storage_data.values()], "lies where"),
-        (lambda m: setattr(m, "storage_data", None), "AttributeError"),
     ],
 )
 def test_an_index_says_of_every_part_of_each_tensor_where_it_is(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,10 @@ from nemotron_steps.engine.policy.dtensor import DTensorPolicy
 from nemotron_steps.engine.policy.hf_model import load_hf_model
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.errors import ArtifactError
-from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
-from nemotron_steps.models.mapping import parameters, to_megatron
 from nemotron_steps.models.megatron_checkpoint import (
     convert_hf_to_megatron,
     convert_megatron_to_hf,
-    load_megatron_weights,
-    save_megatron_weights,
 )
 from tests.engine.policy.batches import policy_config, rl_loss
 from tests.models.checkpoints import write_checkpoint
@@ -36,7 +31,6 @@ def frequencies(theta: float = 10000.0) -> torch.Tensor:
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
-    "tied": ({}, {}, None),
     "tied, and the same again": ({HEAD: lambda w: w[WORDS].clone()}, {}, None),
     "tied, and another": ({HEAD: lambda w: w[WORDS] + 1e-3}, {}, _TWO),
     "not tied, and another": ({HEAD: lambda w: w[WORDS] + 1e-3}, {"tie_word_embeddings": False}, None),
@@ -78,23 +72,6 @@ def test_every_reader_takes_the_model_whole_or_refuses_it(case: str, tmp_path: P
         before, after = (load_hf_model(each, activation_checkpointing=False) for each in (source, tmp_path / "out"))
         ids = torch.arange(3, 20)[None]
         torch.testing.assert_close(after(ids).logits, before(ids).logits, atol=0, rtol=0)
-
-
-def test_a_megatron_checkpoint_with_a_tensor_too_many_is_refused(tmp_path: Path) -> None:
-    write_checkpoint("qwen3_tied", tmp_path / "in")
-    convert_hf_to_megatron(tmp_path / "in", tmp_path / "megatron")
-    architecture = Architecture.from_folder(tmp_path / "in")
-    weights = load_hf_weights(tmp_path / "in")
-    untied = replace(architecture, tied_embeddings=False)
-    whole = to_megatron({**weights, HEAD: weights[WORDS] + 1}, untied)
-    save_megatron_weights(whole, untied, tmp_path / "megatron" / "weights")
-    assert len(parameters(untied)) == len(parameters(architecture)) + 1
-    for read in (
-        lambda: load_megatron_weights(tmp_path / "megatron" / "weights", architecture),
-        lambda: MegatronPolicy(policy_config(), tmp_path / "megatron", rl_loss()),
-    ):
-        with pytest.raises(ArtifactError, match=r"no place for: output_layer\.weight"):
-            read()
 
 
 def test_tensors_that_transformers_leaves_in_the_file_are_in_what_is_saved(tmp_path: Path) -> None:

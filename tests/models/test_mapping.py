@@ -10,12 +10,23 @@ from nemotron_steps.config.schema.peft import PeftConfig
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.adapters import adapter_pairs
 from nemotron_steps.models.architecture import Architecture
-from nemotron_steps.models.mapping import Layout, megatron_shape, of_mtp, parameters
-from tests.models.test_architecture import QWEN3_MOE
+from nemotron_steps.models.mapping import megatron_shape, of_mtp, parameters
 
 ROWS = ("word_embeddings", "output_layer", "linear_qkv", "linear_fc1", "in_proj", "conv1d", "dt_bias", "A_log", ".D",
         "mixer.norm")  # fmt: skip
 COLUMNS = ("linear_proj", "linear_fc2", "out_proj")
+QWEN3_MOE = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 300,
+    "max_position_embeddings": 512,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
 DENSE = {"num_key_value_heads": 4, **QWEN3_MOE, "model_type": "qwen2"}
 HYBRID = {
     "model_type": "nemotron_h",
@@ -67,25 +78,6 @@ def test_layers_of_prediction_are_numbered_on_after_the_models_and_over_all_bloc
     assert not [p for p in parameters(replace(architecture, trains_mtp=False)) if of_mtp(p, architecture)]
 
 
-def test_fused_parameters_are_as_large_as_what_they_are_made_of() -> None:
-    moe = {p.name.partition("layers.0.")[2]: p for p in parameters(Architecture.from_config(QWEN3_MOE))}
-    experts = moe["mlp.experts.linear_fc1.weight"]
-    assert (experts.layout, megatron_shape(experts)) == (Layout.EXPERTS_GATE_UP, (4, 64, 64))
-    assert experts.hf_names[:3] == tuple(
-        f"model.layers.0.mlp.experts.{each}_proj.weight" for each in ("0.gate", "0.up", "1.gate")
-    )
-    assert megatron_shape(moe["mlp.experts.linear_fc2.weight"]) == (4, 64, 32)
-    dense = {p.name.partition("layers.0.")[2]: p for p in parameters(Architecture.from_config(DENSE))}
-    assert megatron_shape(dense["mlp.linear_fc1.weight"]) == (256, 64)
-    assert megatron_shape(dense["self_attention.linear_qkv.bias"]) == (3 * 64,)
-
-
-def test_a_convolution_has_a_bias_only_where_the_config_says_so() -> None:
-    for said in (True, False):
-        names = {p.name for p in parameters(Architecture.from_config({**HYBRID, "use_conv_bias": said}))}
-        assert ("decoder.layers.0.mixer.conv1d.bias" in names) is said
-
-
 def test_an_adapter_is_cut_as_its_linear_is() -> None:
     pairs = adapter_pairs(Architecture.from_config(DENSE), PeftConfig(enabled=True, dim=4), key="peft")
     first = {pair.module.rpartition(".")[2]: pair for pair in pairs if ".layers.0." in pair.module}
@@ -93,10 +85,6 @@ def test_an_adapter_is_cut_as_its_linear_is() -> None:
     assert cut == {"linear_qkv": (None, 0), "linear_proj": (1, None), "linear_fc1": (None, 0), "linear_fc2": (1, None)}
     shapes = {n: (megatron_shape(pair.linear_in), megatron_shape(pair.linear_out)) for n, pair in first.items()}
     assert shapes["linear_qkv"] == ((4, 64), (192, 4)) and shapes["linear_fc2"] == ((4, 128), (64, 4))
-    qkv = first["linear_qkv"]
-    assert qkv.module == "decoder.layers.0.self_attention.linear_qkv"
-    assert qkv.linear_in.name == f"{qkv.module}.adapter.linear_in.weight"
-    assert qkv.linear_in.of_adapter and qkv.linear_out.of_adapter and not qkv.base.of_adapter
     assert [(pair.linear_in.layer, pair.linear_out.layer) for pair in pairs] == [(0, 0)] * 4 + [(1, 1)] * 4
 
 
@@ -106,7 +94,6 @@ def test_an_adapter_is_cut_as_its_linear_is() -> None:
         ({"target_modules": ("router",)}, "mlp.router cannot have an adapter", "router"),
         ({}, "linear_fc1 cannot have an adapter|mlp.router cannot have an adapter", None),
         ({"target_modules": ("linear_x",)}, "no linear layer 'linear_x'", "linear_x"),
-        ({"exclude_modules": ("linear_x",)}, "no linear layer 'linear_x'", "linear_x"),
         ({"exclude_modules": ("*",)}, "no linear layer is left", None),
     ],
 )

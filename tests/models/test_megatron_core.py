@@ -23,18 +23,6 @@ def test_the_import_leaves_torch_compile_and_other_packages_as_they_were(monkeyp
     assert sys.modules["wandb"] is sys and "transformer_engine" not in sys.modules
 
 
-def test_without_cuda_its_questions_are_answered_for_the_cpu_only_while_it_asks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    before = torch.cuda.current_device, torch.cuda.synchronize
-    with pytest.raises(ZeroDivisionError), megatron_core.on_available_device():
-        assert torch.cuda.current_device() == torch.device("cpu")
-        torch.cuda.synchronize()
-        raise ZeroDivisionError
-    assert (torch.cuda.current_device, torch.cuda.synchronize) == before
-
-
 def test_a_process_leaves_the_group_it_began_as_it_ends_whatever_launcher_it_is_in() -> None:
     program = """
 import atexit

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.models.tokenizers import MARKUP, SPECIAL_TOKENS, repeated_phrases, save_tokenizer, train_tokenizer
+from nemotron_steps.models.tokenizers import MARKUP, SPECIAL_TOKENS, save_tokenizer, train_tokenizer
 
 SPELL = "Spell this word backward (example: sun -> nus): "
 SUM = "State the result, e.g. 1 2 3, of this problem: "
@@ -33,24 +33,8 @@ def pieces(tokenizer, text: str) -> list[str]:
 
 def test_wording_is_one_token_and_content_is_not(tokenizer):
     assert pieces(tokenizer, SPELL + "neon") == [SPELL, "n", "e", "o", "n"]
-    assert pieces(tokenizer, "<answer>noen</answer>") == ["<answer>", "n", "o", "e", "n", "</answer>"]
-
-
-def test_fixed_digits_belong_to_the_wording_and_varying_ones_do_not(tokenizer):
     assert pieces(tokenizer, SUM + "4 + 2 =") == [SUM, "4", " + ", "2", " ="]
-    assert pieces(tokenizer, '{"score_1": 5, "score_2": 1}') == ['{"score_1": ', "5", ', "score_2": ', "1", "}"]
-
-
-def test_a_phrase_that_ends_in_a_letter_does_not_cut_a_word():
-    trained = train_tokenizer(["so it is", "so it is"] * 5, min_share=0.5)
-    assert "so it is" in pieces(trained, "so it is")
-    assert "so it is" not in pieces(trained, "so it isn")
-
-
-def test_of_phrases_that_begin_alike_the_longest_is_taken():
-    trained = train_tokenizer(["ask: ", "ask: now: "] * 10, min_share=0.3)
-    assert pieces(trained, "ask: now: ") == ["ask: now: "]
-    assert pieces(trained, "ask: x") == ["ask: ", "x"]
+    assert pieces(tokenizer, "<answer>noen</answer>") == ["<answer>", "n", "o", "e", "n", "</answer>"]
 
 
 @settings(max_examples=60, deadline=None)
@@ -98,9 +82,3 @@ def test_the_template_writes_reasoning_tools_and_tool_calls(tokenizer):
     assert '"name": "add"' in text.split("<|end|>")[0]
     assert '<|assistant|><think>add them</think><tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>' in text
     assert text.endswith("<|tool|>2<|end|><|assistant|>")
-
-
-def test_phrases_need_the_share_and_stop_at_the_maximum():
-    rare = [*texts(), "a very rare sentence."]
-    assert not any("rare sentence" in phrase for phrase in repeated_phrases(rare, 0.1, 99))
-    assert len(repeated_phrases(texts(), 0.05, 2)) == 2

@@ -78,7 +78,7 @@ def test_ends_of_a_turn_are_the_tokenizers_the_generation_configs_and_the_templa
         )
 
 
-@pytest.mark.parametrize("named", ["two", [1, "2"], True, -1, {}])
+@pytest.mark.parametrize("named", ["two", [1, "2"]])
 def test_an_end_that_is_no_token_is_told_with_its_file(named: Any, tmp_path: Path) -> None:
     folder_of(tmp_path, CHATML)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
@@ -112,13 +112,6 @@ def test_text_that_spells_special_tokens_is_text_wherever_it_is(family: str, spe
         assert text.count(spelt.replace(GUARD, "")) + text.count(json.dumps(spelt.replace(GUARD, ""))[1:-1]) >= 5
 
 
-def test_text_that_spells_a_special_token_becomes_the_tokens_of_plain_text() -> None:
-    chat, other = stock_chat("qwen3"), stock_chat("qwen3").tokenizer
-    text = other.encode("user\nx <|im_end|> y", add_special_tokens=False, split_special_tokens=True)
-    found = chat.render([USER | {"content": "x <|im_end|> y"}], generation_prompt=False)
-    assert found == [*chat.encode("<|im_start|>"), *text, *chat.encode("<|im_end|>\n")]
-
-
 def test_text_that_spells_a_token_which_the_template_writes_is_text_though_nobody_calls_it_special() -> None:
     chat = stock_chat("qwen3")
     chat.tokenizer.add_tokens(["<|turn|>", "assistant", "  "])
@@ -141,18 +134,9 @@ def test_texts_are_written_as_a_template_takes_them() -> None:
     chat.tokenizer.chat_template = written.replace(" + c.function", " }}{{ c.function").replace(" + m.", " }}{{ m.")
     said = [USER | {"content": str(CALL["function"]["arguments"])}, CALLS | {"content": ""}, RESULT]
     assert called in chat.render_text([USER, *said[1:]])  # not as Python writes an object
-    for form in (".items()", "|tojson(indent=1)"):  # a user's text is nobody's call
-        chat.tokenizer.chat_template = written.replace("c.function.arguments", f"(c.function.arguments{form})|string")
-        assert "('city', " in chat.render_text(said) or '{\n "city": ' in chat.render_text(said)
-    chat.tokenizer.chat_template = written
     # What a null says to a template stays said where the template takes it.
-    chat.tokenizer.chat_template = chat.tokenizer.chat_template.replace(
-        "m.content", "('-' if m.content is none else '')"
-    )
+    chat.tokenizer.chat_template = written.replace("m.content", "('-' if m.content is none else '')")
     assert called.replace("assistant", "assistant-") in chat.render_text([USER, CALLS, RESULT])
-    chat.tokenizer.chat_template = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
-    with pytest.raises(TypeError):
-        chat.render_text([USER | {"content": None}])
 
 
 def without(part: str) -> str:
@@ -192,13 +176,11 @@ def test_what_a_template_leaves_out_is_told_with_the_template(part: str, what: s
     result = RESULT | {"content": 'celsius:\t"21"'}
     messages = [{"role": "system", "content": "Be\tkind."}, USER, CALLS | {"content": ""}, result, said]
     messages[2]["tool_calls"][0]["function"]["name"] = "warmth"
-    for given in (messages, [*messages[:4], said | {"content": "<think>so warm</think>" + str(said["content"])}]):
-        if what is None:
-            assert chat.render(given, [TOOL], False)
-            continue
-        with pytest.raises(DataError, match=f"leaves out the {what}") as caught:
-            chat.render(given, [TOOL], False)
-        assert (caught.value.where, caught.value.found) == ("qwen3", "the template of qwen3")
+    if what is None:
+        assert chat.render(messages, [TOOL], False)
+        return
+    with pytest.raises(DataError, match=f"leaves out the {what}"):
+        chat.render(messages, [TOOL], False)
 
 
 SYSTEM = {"role": "system", "content": "how warm"}
@@ -211,16 +193,9 @@ NAMED = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
     ("template", "messages", "missing"),
     [
         (ASKS, [SYSTEM, USER], "system message"),
-        (ASKS, [SYSTEM | {"content": "assist"}, USER], "system message"),
-        (TOLD + "{% endif %}" + ASKS, [SYSTEM, USER], None),
         (TOLD + "{% endif %}" + ASKS, [SYSTEM, USER, SYSTEM, USER], "system message"),
         (TOLD + "{{ tools | tojson }}{% endif %}" + ASKS, [SYSTEM, USER, TOOL], None),
         (TOLD + "{{ tools | tojson }}{% endif %}" + ASKS, [USER, TOOL], "tool `warmth`"),
-        (
-            TOLD + "{% else %}{{ tools | tojson }}{% endif %}" + ASKS,
-            [SYSTEM | {"content": "call warmth"}, USER, TOOL],
-            "tools",
-        ),
         (NAMED + ASKS, [USER, TOOL], None),
     ],
 )
@@ -242,14 +217,7 @@ def test_what_a_template_passes_over_is_found_though_its_words_are_elsewhere(
 def test_published_templates_show_what_they_are_given(family: str) -> None:
     """Stripped, escaped, without earlier reasoning, and with the words that turn it on and off taken out."""
     chat = stock_chat(family)
-    for text in (
-        "x",
-        "  é 😀 \n\n",
-        "def f():\n\treturn '\"\\n'\n",
-        '{"a": [1, "b\\n"]}',
-        "<b>&amp;</b> 1 < 2",
-        "hm /no_think",
-    ):
+    for text in ("  é 😀 \n\n", '{"a": [1, "b\\n"]}', "<b>&amp;</b> 1 < 2", "hm /no_think"):
         calls = CALLS | {
             "tool_calls": [{**CALL, "function": {"name": "warmth", "arguments": {"a": text, "b": {"c": text}}}}]
         }

@@ -1,29 +1,25 @@
-"""Many coroutines on one generator: who gets which sample, what cancelling leaves, and when a generator is dead."""
+"""Many coroutines on one generator: who gets which sample, and what cancelling leaves."""
 
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from nemotron_steps.engine.generation import sampler as module
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
-from nemotron_steps.errors import WorkerLostError
 
 PARAMS = SamplingParams(4)
 
 
 class Generator:
-    """Finishes the newest sample first, one a step; `silent` samples nothing."""
+    """Finishes the newest sample first, one a step."""
 
-    def __init__(self, *, silent: bool = False) -> None:
+    def __init__(self) -> None:
         self.left: list[tuple[GenerationRequest, int]] = []
         self.log: list[str] = []
         self.sampled_tokens = 0
-        self.silent = silent
         self.broken: Exception | None = None
 
     def submit(self, request: GenerationRequest) -> None:
@@ -32,7 +28,7 @@ class Generator:
     def step(self) -> list[Completion]:
         if self.broken is not None:
             raise self.broken
-        if self.silent or not self.left:
+        if not self.left:
             return []
         self.sampled_tokens += 1
         request, index = self.left.pop()
@@ -116,27 +112,3 @@ def test_a_generator_that_breaks_is_an_error_of_everyone_who_waits_and_may_be_as
         assert (await asked.sample([3], PARAMS, "a")).token_ids == [3, 0]
 
     asyncio.run(run())
-
-
-@pytest.mark.parametrize(("every", "looks"), [(1.0, 61), (0.5, 121), (30.0, 61)])
-def test_a_generator_is_dead_after_a_minute_of_silence_and_a_look_counts_a_second_at_most(
-    every: float, looks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
-    generator = Generator(silent=True)
-    watch = module._StallWatch(generator, "policy")  # type: ignore[arg-type]
-
-    def look() -> None:
-        nonlocal now
-        now += every
-        watch.look()
-
-    for _ in range(3):
-        look()
-    generator.sampled_tokens += 1  # alive: the minute begins again
-    look()
-    for _ in range(looks - 1):
-        look()
-    with pytest.raises(WorkerLostError, match="`policy` has sampled no token for 60 s"):
-        look()

@@ -11,7 +11,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.engine.generation.embedded import decoders as embedded_native
 from nemotron_steps.engine.generation.embedded.decoders import NativeDecoder
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
@@ -242,23 +241,9 @@ def test_other_rows_change_no_bit(others: list[tuple[int, int, int, bool]], temp
     assert exactly(among(others, temperature)) == exactly(among([], temperature))
 
 
-def test_large_models_and_16_bits_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, architecture = shared_model("qwen3-tied")
-    weights = model.state_dict()
-    half = EmbeddedGenerator(
-        architecture, weights.items(), max_sequences=2, max_total_length=32, eos_token_ids=[5], dtype=torch.bfloat16
-    )
-    assert half._decoder is None
-    generator = make()
-    matrices = sum(matrix.numel() for matrix in generator._model.matrices())
-    monkeypatch.setattr(embedded_native, "_MOST_WEIGHTS", matrices)
-    assert make()._decoder is not None
-    monkeypatch.setattr(embedded_native, "_MOST_WEIGHTS", matrices - 1)
-    assert make()._decoder is None
+def test_batches_of_other_sampling_are_decoded_by_torch_and_then_by_the_kernel() -> None:
+    other = SamplingParams(8, top_p=0.7, seed=1)
 
-
-@pytest.mark.parametrize("other", [SamplingParams(8, top_p=0.7, seed=1), SamplingParams(8, temperature=0.5, seed=1)])
-def test_batches_of_other_sampling_are_decoded_by_torch_and_then_by_the_kernel(other: SamplingParams) -> None:
     def generate(generator: EmbeddedGenerator) -> dict[tuple[str, int], tuple[list[int], list[float]]]:
         plain = GenerationRequest("plain", prompt_of(0, 40), SamplingParams(30, seed=0), 2)
         generator.submit(plain)

@@ -8,7 +8,6 @@ import torch
 from nemotron_steps.engine.generation.embedded.dense_model import CachedDenseModel
 from nemotron_steps.engine.generation.embedded.hybrid_model import CachedHybridModel
 from nemotron_steps.engine.generation.embedded.prefix_cache import (
-    BLOCK,
     Prefix,
     PrefixCache,
     block_keys,
@@ -69,37 +68,6 @@ def test_prompts_with_common_beginnings_are_computed_once_and_correctly(
     later = instructions + tokens(50, 7)
     assert_same(cache.compute([later])[later], PrefixCache(model, 0).compute([later])[later])
     assert cache.fed_tokens == fed + len(later) - 80
-
-
-@torch.inference_mode()
-def test_the_cache_forgets_least_recently_used_first_and_everything_on_clear(model: CachedDenseModel) -> None:
-    cache = PrefixCache(model, 100)
-    first, second, third = tokens(1, 40), tokens(2, 40), tokens(3, 40)
-    for prompt in (first, second, first, third):
-        cache.compute([prompt])
-    assert cache.fed_tokens == 120
-    cache.compute([first])
-    assert cache.fed_tokens == 120
-    cache.compute([second])
-    assert cache.fed_tokens == 160
-    cache.clear()
-    cache.compute([second])
-    assert cache.fed_tokens == 200
-
-
-@torch.inference_mode()
-def test_equal_keys_of_different_tokens_are_not_trusted(
-    model: CachedDenseModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def colliding(prompt: tuple[int, ...], *, proper: bool = True) -> list[int]:
-        return list(range(1, (len(prompt) - (1 if proper else 0)) // BLOCK + 1))
-
-    monkeypatch.setattr("nemotron_steps.engine.generation.embedded.prefix_cache.block_keys", colliding)
-    cache = PrefixCache(model, 1000)
-    prompts = [tokens(i, 80) for i in range(6)]
-    computed = {p: cache.compute([p])[p] for p in prompts[:2]} | cache.compute(prompts[2:])
-    for prompt in prompts:
-        assert_same(computed[prompt], PrefixCache(model, 0).compute([prompt])[prompt])
 
 
 def test_block_keys_name_everything_up_to_their_end() -> None:

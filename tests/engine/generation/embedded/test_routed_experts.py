@@ -100,22 +100,6 @@ def test_a_policy_that_replays_has_the_generators_logprobs(folder):
     torch.testing.assert_close(policy.logprobs(batch), batch.generation_logprobs, atol=5e-5, rtol=0)
 
 
-def test_a_prompt_that_goes_on_from_a_part_of_another_has_the_experts_of_that_part(tmp_path):
-    """Without recurrent layers what is known of a prompt may be cut anywhere."""
-    write_hybrid("latent", tmp_path, pattern="*E*E", initializer_range=0.1)
-    generator = make(tmp_path)
-    begin = prompt_of(0, BLOCKS)
-    prompts = {"long": begin + prompt_of(1, 30), "short": begin + prompt_of(2, 5)}
-    completions = []
-    for name, prompt in prompts.items():
-        generator.submit(request(name, prompt, n=1, new=6))
-        completions += drain(generator).values()
-    assert generator._prompts.fed_tokens == BLOCKS + 30 + 5
-    batch = pad_rows([rollout_of(each, prompts) for each in completions], torch.ones(2))
-    expected = chosen_by(MegatronPolicy(policy_config(), tmp_path, rl_loss()), batch).sort(-1).values
-    assert torch.equal(batch.routed_experts.sort(-1).values, expected)
-
-
 def test_after_an_update_in_flight_each_token_has_the_experts_it_went_through(folder):
     """Half under one set of biases, half under another; the prompt is not asked again."""
     generator = make(folder)

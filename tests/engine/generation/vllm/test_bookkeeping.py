@@ -1,10 +1,7 @@
-"""What is kept beside a vLLM engine: versions, sleep, cancellation, offers, lost workers. No engine, no vLLM."""
+"""What is kept beside a vLLM engine: versions, sleep, and which weights travel. No engine, no vLLM."""
 
 from __future__ import annotations
 
-import json
-import queue
-import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,32 +9,21 @@ import pytest
 import torch
 
 from nemotron_steps.engine.generation.embedded.sampling import versions_of
-from nemotron_steps.engine.generation.vllm import transfer
 from nemotron_steps.engine.generation.vllm.generator import VllmGenerator, _Sequence
 from nemotron_steps.engine.generation.vllm.transfer import (
     WorkersTransfer,
     _LocalSender,
-    from_plain,
-    lost_worker,
-    to_plain,
 )
 from nemotron_steps.engine.policy.lora import AdaptedWeights, ChangedWeights
-from nemotron_steps.engine.weight_sync.plan import WeightPlan
-from nemotron_steps.engine.weight_sync.streams import StreamHandle
-from nemotron_steps.engine.weight_sync.transport_handle import SHARED_MEMORY, STREAM, ChannelHandles, TransportHandle
-from nemotron_steps.errors import WorkerLostError
 
 WEIGHTS = [("a", torch.zeros(3)), ("b", torch.zeros(2, 2, dtype=torch.bfloat16))]
 
 
 class Engine:
-    """Notes what it is asked for; `lengths` are of the samples it runs."""
+    """Notes what it is asked for."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
-        self.lengths: dict[str, int] = {}
-        self.outputs: list[Any] = []
-        self.engine_core = SimpleNamespace(outputs_queue=queue.Queue())
 
     def sleep(self, level: int) -> None:
         self.told.append(f"sleep {level}")
@@ -51,16 +37,9 @@ class Engine:
     def abort_request(self, keys: list[str]) -> None:
         self.told.append(f"abort {keys}")
 
-    def step(self) -> list[Any]:
-        outputs, self.outputs = self.outputs, []
-        return outputs
-
     @property
     def output_processor(self) -> Any:
-        def state(key: str, tokens: int) -> Any:
-            return SimpleNamespace(external_req_id=key, detokenizer=SimpleNamespace(num_output_tokens=lambda: tokens))
-
-        return SimpleNamespace(request_states={key: state(key, tokens) for key, tokens in self.lengths.items()})
+        return SimpleNamespace(request_states={})
 
 
 def made(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[VllmGenerator, Engine, list[Any]]:
@@ -81,31 +60,12 @@ def made(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[VllmGenerator
     return generator, engine, handed
 
 
-def running(generator: VllmGenerator, engine: Engine, **lengths: int) -> None:
-    """Samples under way, by `request_index`."""
-    for name, length in lengths.items():
-        request, index = name.split("_")
-        key = f"{request}#{index}"
-        generator._sequences[key] = _Sequence(request, int(index), [(0, generator.weight_version)])
-        if length:
-            engine.lengths[key] = length
-
-
-def output(key: str, tokens: int) -> Any:
-    sample = SimpleNamespace(
-        token_ids=range(tokens), logprobs=SimpleNamespace(logprobs=[-0.5] * tokens), finish_reason="stop"
-    )
-    return SimpleNamespace(request_id=key, outputs=[sample], prompt_token_ids=[1, 2])
-
-
 @pytest.mark.parametrize(
     ("changes", "tokens", "versions"),
     [
-        ([(0, 1)], 3, [1, 1, 1]),
         ([(0, 1), (2, 2), (9, 3)], 4, [1, 1, 2, 2]),
         ([(0, 1), (4, 2), (5, 3)], 4, [1] * 4),
         ([(0, 1), (0, 2), (1, 3)], 2, [2, 3]),
-        ([(0, 1)], 0, []),
     ],
 )
 def test_each_token_is_of_the_version_that_held_when_it_was_sampled(
@@ -118,7 +78,7 @@ def test_it_sleeps_when_nothing_is_asked_for_and_wakes_for_weights_alone(monkeyp
     generator, engine, _ = made(monkeypatch)
     generator.finish_generation()  # it shares no device
     generator._sleeps = True
-    running(generator, engine, a_0=1)
+    generator._sequences["a#0"] = _Sequence("a", 0, [(0, generator.weight_version)])
     generator.finish_generation()
     assert engine.told == []
     generator.cancel("a")
@@ -152,39 +112,6 @@ def test_adapters_alone_travel_to_an_engine_that_keeps_the_rest_and_loads_whole_
         assert handed[1][0] == ChangedWeights.__name__
 
 
-def test_offers_are_the_same_after_their_way_as_plain_data() -> None:
-    plan = WeightPlan.of(WEIGHTS, 256)
-    handle = (torch.UntypedStorage, torch.float32, b"x", (1, 2), None)
-    offers = [
-        TransportHandle(STREAM, StreamHandle(plan, "rank 0", staged), ("host", 5), f"generator {n}", place)
-        for n, (staged, place) in enumerate([(handle, None), (None, (1, 3))])
-    ]
-    given = ChannelHandles("c", (*offers, TransportHandle(SHARED_MEMORY, (plan, "/dev/shm/x"))))
-    plain = to_plain(given.offers)
-    assert [from_plain(each) for each in plain] == list(given.offers)
-    json.dumps(plain, default=bytes.hex)  # nothing but bytes that JSON lacks
-
-
-@pytest.mark.parametrize(
-    ("codes", "error", "found"),
-    [
-        ((None, None), RuntimeError("x"), None),
-        ((None, None), TimeoutError("no answer"), "no answer"),
-        ((-15, 1), RuntimeError("x"), "it ended with exit code 1"),
-        ((0, -9), RuntimeError("x"), "it ended with exit code -9"),
-        ((None, -15), RuntimeError("x"), "it ended with exit code -15"),
-    ],
-)
-def test_the_worker_that_died_by_itself_is_named(
-    codes: tuple[int | None, ...], error: Exception, found: str | None
-) -> None:
-    workers = [SimpleNamespace(proc=SimpleNamespace(exitcode=code, pid=40 + n)) for n, code in enumerate(codes)]
-    lost = lost_worker(SimpleNamespace(model_executor=SimpleNamespace(workers=workers)), error)
-    assert (lost and lost.found) == found
-    if lost is not None and "exit" in str(found):
-        assert lost.what.startswith("tensor-parallel worker 1") and str(lost.where).startswith("process 41")
-
-
 def test_what_stops_a_sender_is_raised_and_not_what_that_causes() -> None:
     def send(weights: Any) -> None:
         raise LookupError("the sender")
@@ -198,46 +125,6 @@ def test_what_stops_a_sender_is_raised_and_not_what_that_causes() -> None:
 
         time.sleep(0.05)
         raise ValueError("the receiver")
-
-
-def engine(*exit_codes: int | None, lost: bool = False) -> Any:
-    manager = SimpleNamespace(processes=[SimpleNamespace(exitcode=code) for code in exit_codes])
-    resources = SimpleNamespace(engine_dead=lost, engine_manager=manager)
-    return SimpleNamespace(engine_core=SimpleNamespace(resources=resources, outputs_queue=queue.Queue()))
-
-
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "LOOK_SECONDS", 0.02)
-
-
-def test_what_a_dead_engine_had_sent_is_taken_before_it_is_given_up() -> None:
-    dead = engine(-9)
-    dead.engine_core.outputs_queue.put("sample")
-    transfer.wait_for_output(dead)
-    dead.engine_core.outputs_queue.get()
-    with pytest.raises(WorkerLostError, match="lost"):
-        transfer.wait_for_output(dead)
-
-
-def test_a_call_answers_raises_or_is_given_up() -> None:
-    assert transfer.call(engine(None), lambda: 5, 60.0) == 5
-    with pytest.raises(KeyError):
-        transfer.call(engine(None), lambda: {}["x"], 60.0)
-    with pytest.raises(TimeoutError, match="its own"):
-
-        def late() -> None:
-            raise TimeoutError("its own")
-
-        transfer.call(engine(None), late, 0.2)
-    never = threading.Event()
-    try:
-        for llm, seconds, found in ((engine(-9), 60.0, "it ended"), (engine(None), 0.05, "has not answered")):
-            with pytest.raises(WorkerLostError) as caught:
-                transfer.call(llm, never.wait, seconds)
-            assert found in str(caught.value.found)
-    finally:
-        never.set()
 
 
 def test_frozen_weights_travel_once_for_each_policy_and_adapters_every_time(monkeypatch: pytest.MonkeyPatch) -> None:

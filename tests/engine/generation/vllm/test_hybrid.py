@@ -24,29 +24,6 @@ PROMPTS = [[5, 6, 7, 8], BEGINNING, [*BEGINNING, 9, 11], [*BEGINNING, 9, 12, 13,
 """Shorter than the convolution's window, around the chunk of 8 positions, and with a beginning in common."""
 
 
-KINDS = {
-    "A_log": 1.0,
-    "mixer.D": 1.0,
-    "dt_bias": 1.0,
-    "conv1d.bias": 1.0,
-    "conv1d.weight": 1.0,
-    "in_proj.weight": 0.1,
-    "out_proj.weight": 0.1,
-    "mixer.norm.weight": 1.0,
-    "layers.0.norm.weight": 1.0,
-    "norm_f.weight": 1.0,
-    "q_proj.weight": 0.5,
-    "k_proj.weight": 0.5,
-    "v_proj.weight": 0.1,
-    "o_proj.weight": 0.1,
-    "up_proj.weight": 0.1,
-    "down_proj.weight": 0.1,
-    "embeddings.weight": 0.1,
-    "lm_head.weight": 0.1,
-}
-"""By the end of their names, with the size of a change that shows."""
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hybrid")
@@ -93,23 +70,17 @@ def token_mult_prob_error(policy, completions, prompts=PROMPTS):
     return float(apart.exp().mean())
 
 
-def changed(folder, kind, target):
-    """The folder with noise on the weights of one kind."""
-    noise = torch.Generator().manual_seed(1)
-    weights = load_hf_weights(folder)
-    for name, tensor in weights.items():
-        if name.endswith(kind):
-            weights[name] = tensor + KINDS[kind] * torch.randn(tensor.shape, generator=noise)
-    save_hf_checkpoint(target, weights.items(), folder)
-    return target
-
-
 def test_convolutions_travel_in_bfloat16(folder, tmp_path):
     """vLLM on CPU packs them then. First in this file: this engine is gone when the others' starts."""
     generator = generator_of(folder, "bfloat16")
     try:
         assert token_mult_prob_error(policy_of(folder), sample(generator, PROMPTS, "start")) < 1.03
-        after = policy_of(changed(folder, "conv1d.weight", tmp_path / "changed"))
+        weights = load_hf_weights(folder)
+        for name, tensor in weights.items():
+            if name.endswith("conv1d.weight"):
+                tensor.add_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1)))
+        save_hf_checkpoint(tmp_path / "changed", weights.items(), folder)
+        after = policy_of(tmp_path / "changed")
         generator.update_weights(after.weights(), 1)
         assert token_mult_prob_error(after, sample(generator, PROMPTS, "changed")) < 1.03
     finally:
@@ -142,13 +113,3 @@ def test_time_steps_below_the_published_least_one_are_the_policys(generator, fol
     policy = policy_of(tmp_path / "trained")
     generator.update_weights(policy.weights(), 29)
     assert token_mult_prob_error(policy, sample(generator, PROMPTS, "short steps")) < 1.0001
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_update_of_one_kind_of_weight_alone_makes_the_logprobs_the_policys(kind, generator, folder, tmp_path):
-    before, after = policy_of(folder), policy_of(changed(folder, kind, tmp_path / "changed"))
-    generator.update_weights(before.weights(), 30)
-    generator.update_weights(after.weights(), 31)
-    completions = sample(generator, PROMPTS, "changed")
-    assert token_mult_prob_error(after, completions) < 1.0001
-    assert token_mult_prob_error(before, completions) > 1.001

@@ -61,23 +61,6 @@ def test_the_version_of_every_token_follows_from_the_length_at_the_update(genera
     assert long and all(10 <= c.weight_versions.count(before) < 40 for c in long)
 
 
-def test_a_request_that_is_cancelled_brings_none_of_its_samples_that_were_over_at_an_update(
-    generator,
-    model,
-):
-    _, network = model
-    generator.submit(GenerationRequest("over", PROMPTS[0], SamplingParams(max_new_tokens=2), 2))
-    arrived = generator._engine.engine_core.outputs_queue
-    deadline = time.monotonic() + 60
-    while arrived.empty():  # the engine samples without being asked
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    generator.update_weights(network.state_dict().items(), generator.weight_version + 1)
-    assert generator.pending() == 2
-    generator.cancel("over")
-    assert generator.pending() == 0 and generator.step() == []
-
-
 ORPHAN = """
     import sys, time, psutil
     from pathlib import Path

@@ -59,16 +59,12 @@ def test_tokens_taken_back_are_dropped_and_those_not_recorded_unknown():
 
 
 @pytest.mark.parametrize(
-    ("record", "says"),
-    [
-        (None, "returned no experts"),
-        (record_of(6, layers=3), "returned no experts"),
-        (np.zeros((6, 4, 2), np.uint8), "did not record"),
-    ],
+    "record",
+    [None, record_of(6, layers=3), np.zeros((6, 4, 2), np.uint8)],
     ids=["nothing", "fewer layers", "unwritten buffers"],
 )
-def test_a_record_that_is_none_is_an_error_and_not_a_guess(record, says):
-    with pytest.raises(EngineError, match=says):
+def test_a_record_that_is_none_is_an_error_and_not_a_guess(record):
+    with pytest.raises(EngineError):
         recorded_experts(recorded(record), (1, 3), 6)
 
 
@@ -146,21 +142,3 @@ def test_after_an_update_in_flight_each_token_has_the_experts_it_went_through(fo
         before = len(PROMPTS[1]) + completion.weight_versions.count(0) - 1
         fed = len(completion.routed_experts)
         assert bool(same[row, :before].all()) and not bool(same[row, before:fed].any())
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_where_vllm_cannot_record_it_says_so_before_it_starts(folder):
-
-    from nemotron_steps.engine.generation.vllm import engine
-    from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
-
-    try:
-        engine.check_recording()
-    except UnsupportedError:
-        with pytest.raises(UnsupportedError, match="returns the experts of its tokens only with a Triton"):
-            VllmGenerator(
-                folder, VllmConfig(), max_total_length=MAX_LENGTH, precision="float32", record_routed_experts=True
-            )
-        return
-    pytest.skip("this vLLM records")
