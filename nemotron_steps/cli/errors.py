@@ -23,7 +23,7 @@ _OF_A_HOME = re.compile(r"steps (?:run|plan|runs|watch|logs|status|cancel|report
 _ALIKE = {"--config": "-c", "--run": "-r", "--batch": "-r", "-b": "-r"}
 """Flags, and those that they stand in place of."""
 SWITCHES = {"-h", "--help", "--version", "--force", "--force-squash", "-d", "--dry-run", "--json", "--why", "--tree"}
-SWITCHES |= {"--once", "--samples", "-f", "--follow"}
+SWITCHES |= {"--once", "--samples", "-f", "--follow", "--public", "--rows"}
 """Flags that take no value."""
 _REPEATED = ("--input", "--over", "--ignore-checks", "--accept", "--judge", "--tag")
 
