@@ -214,11 +214,9 @@ class Result:
         made = [{p: each for p, each in step.outputs.items() if is_model(each)} for step in self.steps.values()]
         models = next((each for each in reversed(made) if each), {})
         if len(models) != 1:
-            raise UnknownNameError(
-                f"run '{self.id}' made {'several models at once' if models else 'no model'}",
-                found=", ".join(models or self.outputs) or "no output",
-                hints=[f"result.outputs[{port!r}].save({os.fspath(folder)!r})" for port in models or self.outputs],
-            )
+            hints = [f"result.outputs[{port!r}].save({os.fspath(folder)!r})" for port in models or self.outputs]
+            what = f"run '{self.id}' made {'several models at once' if models else 'no model'}"
+            raise UnknownNameError(what, found=", ".join(models or self.outputs) or "no output", hints=hints)
         return next(iter(models.values())).save(folder)
 
     @property

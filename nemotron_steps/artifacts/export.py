@@ -59,18 +59,13 @@ def export(store: ArtifactStore, artifact: Artifact, folder: Path, *, card: str 
 def _free(artifact: Artifact, target: Path, command: str) -> Path:
     """The folder, links followed, where it can be renamed to: it is not there, or it is empty and nobody's place."""
     there = next(path for path in (target, *target.parents) if os.path.lexists(path))
-    found = "" if there.is_dir() else "a file"
-    if there.is_dir() and there == target:
-        held = "a mount point" if there.is_mount() else "the working directory" if there.samefile(".") else ""
-        found = ", ".join(sorted(os.listdir(there))[:4]) or held
-    if not found:
+    held = ["a file"] if not there.is_dir() else sorted(os.listdir(there))[:4] if there == target else []
+    if there == target and not held and (there.is_mount() or there.samefile(".")):
+        held = ["a mount point or the working directory"]
+    if not held:
         return target.resolve()
     base = there if there.is_dir() else there.parent
     names = (f"{artifact.name.rpartition('/')[2]}-v{artifact.version}{(n and -n) or ''}" for n in count())
     other = next(base / name for name in names if not os.path.lexists(base / name))
-    raise RequestError(
-        "an artifact is copied into a new or an empty folder",
-        where=str(there),
-        found=found,
-        hints=(f"{command} {shlex.quote(str(other))}",),
-    )
+    what, hints = "an artifact is copied into a new or an empty folder", (f"{command} {shlex.quote(str(other))}",)
+    raise RequestError(what, where=str(there), found=", ".join(held), hints=hints)

@@ -257,11 +257,11 @@ class ArtifactStore:
         Files whose size, times and inode are those of the last successful check are trusted unless `full`. Raises
         ArtifactError for what is corrupt, and for a folder outside the home that this user never supplied."""
         artifact = self.find(ref) if isinstance(ref, str) else ref
-        artifact = artifact.at(self._local_path(artifact))
+        artifact = artifact.at(self.local_path(artifact))
         problems = self._problems(artifact, artifact.path, full=full)
         if problems and not artifact.location and self.backend.drop_copy(f"{OBJECTS}/{artifact.digest}"):
             # Perhaps only this machine's copy is bad.
-            problems = self._problems(artifact, self._local_path(artifact), full=True)
+            problems = self._problems(artifact, self.local_path(artifact), full=True)
         if problems:
             raise problems[0]
         return artifact
@@ -351,7 +351,8 @@ class ArtifactStore:
             return artifact.at(Path(artifact.location))
         return artifact.at(self.backend.scratch / OBJECTS / artifact.digest)
 
-    def _local_path(self, artifact: Artifact) -> Path:
+    def local_path(self, artifact: Artifact) -> Path:
+        """The folder that an artifact is read from, fetched where the home is elsewhere; its files are not checked."""
         if self.backend.read(f"{OBJECTS}/{artifact.digest}/{MANIFEST_NAME}") is not None:
             return self.backend.local_tree(f"{OBJECTS}/{artifact.digest}", artifact.files)
         if not artifact.location:

@@ -259,18 +259,15 @@ def _list(texts: Mapping[str, str], out: Terminal) -> None:
 def path_artifacts(args: argparse.Namespace) -> int:
     """`steps artifacts path REF`: a line with the folder."""
     from nemotron_steps.artifacts.backend import FsspecBackend
-    from nemotron_steps.artifacts.integrity import gone, place_of
 
     store = Session(args.home).store
     artifact = store.find(args.ref)
-    place = place_of(store, artifact)
-    if isinstance(store.backend, FsspecBackend) and str(place) != artifact.location:
+    if isinstance(store.backend, FsspecBackend) and not artifact.location:
         hint = f"steps artifacts export {artifact.ref} DIR"
         raise RequestError("the home is not on this machine", where=store.backend.url, hints=(hint,))
-    if not place.is_dir():
-        raise gone(artifact, store.backend)
+    place = str(store.local_path(artifact))
     if args.as_json:
-        return print_json({"ref": artifact.ref, "path": str(place)})
+        return print_json({"ref": artifact.ref, "path": place})
     print(place)
     return 0
 
@@ -281,15 +278,9 @@ def export_artifacts(args: argparse.Namespace) -> int:
 
     store = Session(args.home).store
     artifact = store.find(args.ref)
-    folder = export(store, artifact, Path(args.dir))
-    if args.as_json:
-        return print_json({"ref": artifact.ref, "digest": artifact.digest, "path": str(folder)})
-    out = Terminal.of()
-    weight = size(sum(file.size for file in artifact.files))
-    out.print(f"{out.style(artifact.ref, 'bold')} → {printable(shown_path(folder))}  {out.style(weight, 'dim')}")
-    if artifact.type == "checkpoint_megatron":
-        out.print(f"  {out.style('hint:', 'cyan')} {_to_hf(artifact)}   # what transformers and vLLM load")
-    return 0
+    folder = str(export(store, artifact, Path(args.dir)))
+    hint = f"{_to_hf(artifact)}   # for transformers, vLLM" if artifact.type == "checkpoint_megatron" else ""
+    return _taken(args, {"ref": artifact.ref, "digest": artifact.digest, "path": folder}, folder, hint)
 
 
 def publish(args: argparse.Namespace) -> int:
@@ -308,21 +299,25 @@ def publish(args: argparse.Namespace) -> int:
         what = "only a Hugging Face checkpoint or an adapter is published"
         raise RequestError(what, where=artifact.ref, found=artifact.type, hints=(hint,))
     card = model_card(store, artifact, repository, rows=args.rows)
-    told: dict[str, Any] = {"ref": artifact.ref, "repository": repository, "folder": None, "url": None, "upload": None}
+    fields = {"ref": artifact.ref, "repository": repository}
     if args.folder is None and get_token():
-        told["url"] = upload(store.open(artifact), card, repository, public=args.public)
-    else:
-        again = f"steps publish {artifact.ref} {repository} --folder"
-        folder = export(store, artifact, Path(args.folder or repository.replace("/", "--")), card=card, command=again)
-        private = "" if args.public else " --private"
-        told |= {"folder": str(folder), "upload": f"hf upload {repository} {shlex.quote(str(folder))} .{private}"}
+        url = upload(store.open(artifact), card, repository, public=args.public)
+        return _taken(args, {**fields, "url": url}, url)
+    command = f"steps publish {artifact.ref} {repository} --folder"
+    target = Path(args.folder or repository.replace("/", "--"))
+    folder = str(export(store, artifact, target, card=card, command=command))
+    hint = f"hf upload {repository} {shlex.quote(folder)} .{'' if args.public else ' --private'}"
+    because = "" if args.folder else "   # there is no token (HF_TOKEN, `hf auth login`): nothing was uploaded"
+    return _taken(args, {**fields, "folder": folder, "upload": hint}, folder, hint + because)
+
+
+def _taken(args: argparse.Namespace, fields: dict[str, str], where: str, hint: str = "") -> int:
     if args.as_json:
-        return print_json(told)
+        return print_json(fields)
     out = Terminal.of()
-    out.print(f"{out.style(artifact.ref, 'bold')} → {printable(told['url'] or told['folder'])}")
-    if told["upload"]:
-        out.print("  nothing was uploaded" + ("" if args.folder else ": there is no token (HF_TOKEN, `hf auth login`)"))
-        out.print(f"  {out.style('hint:', 'cyan')} {told['upload']}")
+    out.print(f"{out.style(fields['ref'], 'bold')} → {printable(where)}")
+    if hint:
+        out.print(f"  {out.style('hint:', 'cyan')} {hint}")
     return 0
 
 

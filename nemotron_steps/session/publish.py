@@ -43,9 +43,10 @@ def model_card(store: ArtifactStore, model: Artifact, repository: str, *, rows: 
     records = {each.ref: each for each in store.list_artifacts()}
     above = [ref for ref in dict.fromkeys(link.parent for link in lineage(store, model).ancestors) if ref in records]
     data = [records[ref] for ref in above if not is_model(records[ref])]
-    chain = [model]  # back to the base; teachers and judges stand after the policy among a step's inputs
-    while parents := [records[e.ref] for e in chain[-1].inputs if e.ref in records and is_model(records[e.ref])]:
-        chain.append(parents[0])
+    # Back to the base: teachers and judges stand after the policy among a step's inputs.
+    chain, known = [model], dict(records)
+    while parents := [known[e.ref] for e in chain[-1].inputs if e.ref in known and is_model(known[e.ref])]:
+        chain.append(known.pop(parents[0].ref))
     base, licence = chain[-1], _licence(store, model)
     hub = _SNAPSHOT.search(base.source)
     sources = [_sources(store, each) for each in data]
@@ -68,13 +69,10 @@ def model_card(store: ArtifactStore, model: Artifact, repository: str, *, rows: 
             inputs = ", ".join(f"{edge.port} `{edge.ref or edge.digest[:12]}`" for edge in each.inputs)
             text += f"`{each.ref}` by `{each.producer.step}`" + (f" from {inputs}" if inputs else "") + ":\n\n"
             text += f"```\n{f'steps run {command}' if command else f'command {_UNKNOWN}'}\n```\n\n"
-            numbers = {k: v for k, v in summary.items() if is_change(v) or isinstance(v, int | float)}
-            shown = [(name.replace("_", " "), in_words(name, value)) for name, value in numbers.items()]
+            shown = [(k, in_words(k, v)) for k, v in summary.items() if is_change(v) or isinstance(v, int | float)]
             text += f"{_table(('metric', 'before → after'), shown)}\n" if shown else ""
-    told = [
-        (each.ref, each.type, values_of(each.attributes.get("rows", _UNKNOWN)), source, _licence(store, each))
-        for each, source in zip(data, sources, strict=True)
-    ]
+    counts = [values_of(each.attributes.get("rows", _UNKNOWN)) for each in data]
+    told = [(d.ref, d.type, counts[n], sources[n], _licence(store, d)) for n, d in enumerate(data)]
     text += f"## Data\n\n{_table(('artifact', 'type', 'rows', 'sources', 'licence'), told) if told else _UNKNOWN}\n"
     text = _FOLDERS.sub("…/", text)
     for each in data if rows else ():
@@ -107,12 +105,10 @@ def upload(artifact: Artifact, card: str, repository: str, *, public: bool) -> s
     except Exception as error:  # of requests or of httpx, as huggingface_hub's version has it
         status = getattr(getattr(error, "response", None), "status_code", 400 if isinstance(error, ValueError) else 500)
         refused = status < 500 and status not in (408, 429)
-        raise (RequestError if refused else RetryableError)(
-            f"the hub {'refuses the upload' if refused else 'does not answer'}",
-            where=repository,
-            found=redact_text(f"{type(error).__name__}: {first_line(error)}"),
-            hints=("hf auth whoami   # its token must be one that may write", f"{command} --folder DIR"),
-        ) from error
+        found = redact_text(f"{type(error).__name__}: {first_line(error)}")
+        hints = ("hf auth whoami   # its token must be one that may write", f"{command} --folder DIR")
+        what = f"the hub {'refuses the upload' if refused else 'does not answer'}"
+        raise (RequestError if refused else RetryableError)(what, where=repository, found=found, hints=hints) from error
     return str(address)
 
 
@@ -133,8 +129,8 @@ def _run_of(store: ArtifactStore, artifact: Artifact) -> tuple[str, Mapping[str,
 def _sources(store: ArtifactStore, artifact: Artifact) -> str:
     """Where data comes from, as its preparation's config names it."""
     config = redact(config_of(store, artifact) or {})
-    found = [artifact.source, config.get("input_path"), config.get("blend_path")]
-    found += [(config.get("jsonl") or {}).get("path")]
+    jsonl = config.get("jsonl") or {}
+    found = [artifact.source, config.get("input_path"), config.get("blend_path"), jsonl.get("path")]
     found += [f"reasoning_gym {task['dataset']}" for task in (config.get("reasoning_gym") or {}).get("tasks") or ()]
     if config.get("blend_path"):
         with suppress(StepsError, OSError, ValueError, LookupError):

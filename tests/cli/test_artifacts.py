@@ -230,7 +230,7 @@ def test_a_card_says_what_a_model_was_made_from_and_no_secret_path_or_row(
     for said in (
         "acme/base-1b at revision abc123, licence: apache-2.0",
         "| licence | not recorded |",
-        "| heldout reward | 0.25 → 0.75 (+0.5) |",
+        "| heldout_reward | 0.25 → 0.75 (+0.5) |",
         "n=3",
         "--input policy=…/abc123",
         "| hf://acme/questions | not recorded |",
