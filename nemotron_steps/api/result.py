@@ -205,6 +205,20 @@ class Result:
         """Port → artifact of the last step asked for."""
         return dict(self._goal.outputs)
 
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Copy the model that the run made, its last one, into a new or an empty folder, verified; that folder.
+
+        Raises UnknownNameError where there is none, or where one step made several: `outputs[PORT].save` has any."""
+        from nemotron_steps.session.publish import is_model
+
+        made = [{p: each for p, each in step.outputs.items() if is_model(each)} for step in self.steps.values()]
+        models = next((each for each in reversed(made) if each), {})
+        if len(models) != 1:
+            hints = [f"result.outputs[{port!r}].save({os.fspath(folder)!r})" for port in models or self.outputs]
+            what = f"run '{self.id}' made {'several models at once' if models else 'no model'}"
+            raise UnknownNameError(what, found=", ".join(models or self.outputs) or "no output", hints=hints)
+        return next(iter(models.values())).save(folder)
+
     @property
     def summary(self) -> dict[str, Any]:
         """What the last step asked for reported at its end."""

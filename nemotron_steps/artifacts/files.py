@@ -28,8 +28,6 @@ _STORAGE_ERRNOS = {
     errno.EIO: "the disk reported an input/output error",
 }
 
-"""Called while files are hashed, with the bytes done so far and the bytes of all of them."""
-
 
 def sha256_file(path: Path) -> str:
     """sha256 of a file's content, in hex."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -103,6 +104,8 @@ class Artifact:
     """Where a user-supplied artifact came from; empty for one that a step wrote."""
     location: str = ""
     """The user's own folder, for an artifact that is used in place instead of being copied into the home."""
+    home: str = field(default="", compare=False, repr=False)
+    """The home that it was found in."""
 
     @property
     def id(self) -> str:
@@ -139,6 +142,13 @@ class Artifact:
                 found=found,
             )
         return path
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Copy its files into a new or an empty folder, verified, as `steps artifacts export` does; that folder."""
+        from nemotron_steps.artifacts.export import export
+        from nemotron_steps.artifacts.store import ArtifactStore
+
+        return export(ArtifactStore(self.home or None), self, Path(folder))
 
     def to_json(self) -> dict[str, Any]:
         """The fields of `artifact.json` (no local path: the folder may be anywhere). `records` reads them back."""

@@ -83,11 +83,15 @@ class ArtifactStore:
         self.imports = Imports(self.backend.private / "imports")
 
     @contextmanager
-    def staging(self) -> Iterator[Path]:
-        """A fresh folder to fill, on the file system artifacts are committed to; deleted on exit if still there."""
-        root = self.backend.local("artifacts/staging")
+    def staging(self, beside: Path | None = None) -> Iterator[Path]:
+        """A fresh folder to fill, on the file system artifacts are committed to, or `beside` a path that it will be
+        renamed to; deleted on exit if still there."""
+        root = self.backend.local("artifacts/staging") if beside is None else beside.parent
+        prefix = "" if beside is None else f".{beside.name}.export-"
         root.mkdir(parents=True, exist_ok=True)
         for left in root.iterdir():
+            if not left.name.startswith(prefix):
+                continue
             if left.is_symlink() or not left.is_dir():  # nothing of ours
                 left.unlink(missing_ok=True)
             elif (dead := _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB)) is not None:  # of a process that was killed
@@ -95,7 +99,7 @@ class ArtifactStore:
                 os.close(dead)
         lock = None
         while lock is None:  # another process may take it for dead until it is locked
-            folder = root / uuid.uuid4().hex
+            folder = root / f"{prefix}{uuid.uuid4().hex}"
             folder.mkdir()
             lock = _locked(folder, fcntl.LOCK_EX)
         try:
@@ -253,11 +257,11 @@ class ArtifactStore:
         Files whose size, times and inode are those of the last successful check are trusted unless `full`. Raises
         ArtifactError for what is corrupt, and for a folder outside the home that this user never supplied."""
         artifact = self.find(ref) if isinstance(ref, str) else ref
-        artifact = artifact.at(self._local_path(artifact))
+        artifact = artifact.at(self.local_path(artifact))
         problems = self._problems(artifact, artifact.path, full=full)
         if problems and not artifact.location and self.backend.drop_copy(f"{OBJECTS}/{artifact.digest}"):
             # Perhaps only this machine's copy is bad.
-            problems = self._problems(artifact, self._local_path(artifact), full=True)
+            problems = self._problems(artifact, self.local_path(artifact), full=True)
         if problems:
             raise problems[0]
         return artifact
@@ -318,7 +322,7 @@ class ArtifactStore:
                 else:
                     if _production(newest) == _production(artifact):
                         return newest.at(artifact.path)
-            numbered = replace(artifact, version=(versions[-1] if versions else 0) + 1)
+            numbered = replace(artifact, version=(versions[-1] if versions else 0) + 1, home=self.backend.url)
             path = f"{_folder_of(artifact.name)}/v{numbered.version}.json"
             if self.backend.create(path, artifact_bytes(numbered)):
                 return numbered
@@ -333,7 +337,7 @@ class ArtifactStore:
     def _parsed(self, data: bytes, path: str, *, digest: str | None = None, ref: str | None = None) -> Artifact:
         """A record that must be that of a digest or of a reference, with its path filled in."""
         where = f"{self.backend.url.rstrip('/')}/{path}"
-        artifact = parse_artifact(data, where)
+        artifact = replace(parse_artifact(data, where), home=self.backend.url)
         expected, found = (digest, artifact.digest) if digest is not None else (ref, artifact.ref)
         if expected != found or (path.startswith(REFERENCES) and not artifact.location):
             raise ArtifactError(
@@ -347,7 +351,8 @@ class ArtifactStore:
             return artifact.at(Path(artifact.location))
         return artifact.at(self.backend.scratch / OBJECTS / artifact.digest)
 
-    def _local_path(self, artifact: Artifact) -> Path:
+    def local_path(self, artifact: Artifact) -> Path:
+        """The folder that an artifact is read from, fetched where the home is elsewhere; its files are not checked."""
         if self.backend.read(f"{OBJECTS}/{artifact.digest}/{MANIFEST_NAME}") is not None:
             return self.backend.local_tree(f"{OBJECTS}/{artifact.digest}", artifact.files)
         if not artifact.location:

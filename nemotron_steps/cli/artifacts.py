@@ -1,7 +1,9 @@
-"""`steps artifacts list|show|lineage|diff|verify|add`."""
+"""`steps artifacts list|show|lineage|diff|verify|add|path|export`, `steps publish`."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import time
 from collections.abc import Mapping
 from itertools import chain
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import print_json, render
 from nemotron_steps.cli.terminal import Terminal, number
-from nemotron_steps.errors import ArtifactError
+from nemotron_steps.errors import ArtifactError, RequestError
 from nemotron_steps.runs.log_format import readable_size as size
 from nemotron_steps.session.jobs import printable, shown_path
 from nemotron_steps.session.session import Session
@@ -252,3 +254,72 @@ def _list(texts: Mapping[str, str], out: Terminal) -> None:
     out.table(rows[:_SHOWN], indent=4)
     if len(rows) > _SHOWN:
         out.print(f"    … {len(rows) - _SHOWN} more (--json has all)")
+
+
+def path_artifacts(args: argparse.Namespace) -> int:
+    """`steps artifacts path REF`: a line with the folder."""
+    from nemotron_steps.artifacts.backend import FsspecBackend
+
+    store = Session(args.home).store
+    artifact = store.find(args.ref)
+    if isinstance(store.backend, FsspecBackend) and not artifact.location:
+        hint = f"steps artifacts export {artifact.ref} DIR"
+        raise RequestError("the home is not on this machine", where=store.backend.url, hints=(hint,))
+    place = str(store.local_path(artifact))
+    if args.as_json:
+        return print_json({"ref": artifact.ref, "path": place})
+    print(place)
+    return 0
+
+
+def export_artifacts(args: argparse.Namespace) -> int:
+    """`steps artifacts export REF DIR`."""
+    from nemotron_steps.artifacts.export import export
+
+    store = Session(args.home).store
+    artifact = store.find(args.ref)
+    folder = str(export(store, artifact, Path(args.dir)))
+    hint = f"{_to_hf(artifact)}   # for transformers, vLLM" if artifact.type == "checkpoint_megatron" else ""
+    return _taken(args, {"ref": artifact.ref, "digest": artifact.digest, "path": folder}, folder, hint)
+
+
+def publish(args: argparse.Namespace) -> int:
+    """`steps publish REF ORG/REPO`."""
+    from huggingface_hub import get_token
+
+    from nemotron_steps.artifacts.export import export
+    from nemotron_steps.session.publish import is_model, model_card, upload
+
+    store = Session(args.home).store
+    artifact, repository = store.find(args.ref), args.repository
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repository):
+        raise RequestError("this is no repository of the hub", expected="ORG/REPO", found=repository)
+    if not is_model(artifact) or artifact.type == "checkpoint_megatron":
+        hint = _to_hf(artifact) if is_model(artifact) else "steps artifacts list --type checkpoint_hf"
+        what = "only a Hugging Face checkpoint or an adapter is published"
+        raise RequestError(what, where=artifact.ref, found=artifact.type, hints=(hint,))
+    card = model_card(store, artifact, repository, rows=args.rows)
+    fields = {"ref": artifact.ref, "repository": repository}
+    if args.folder is None and get_token():
+        url = upload(store.open(artifact), card, repository, public=args.public)
+        return _taken(args, {**fields, "url": url}, url)
+    command = f"steps publish {artifact.ref} {repository} --folder"
+    target = Path(args.folder or repository.replace("/", "--"))
+    folder = str(export(store, artifact, target, card=card, command=command))
+    hint = f"hf upload {repository} {shlex.quote(folder)} .{'' if args.public else ' --private'}"
+    because = "" if args.folder else "   # there is no token (HF_TOKEN, `hf auth login`): nothing was uploaded"
+    return _taken(args, {**fields, "folder": folder, "upload": hint}, folder, hint + because)
+
+
+def _taken(args: argparse.Namespace, fields: dict[str, str], where: str, hint: str = "") -> int:
+    if args.as_json:
+        return print_json(fields)
+    out = Terminal.of()
+    out.print(f"{out.style(fields['ref'], 'bold')} → {printable(where)}")
+    if hint:
+        out.print(f"  {out.style('hint:', 'cyan')} {hint}")
+    return 0
+
+
+def _to_hf(artifact: Artifact) -> str:
+    return f"steps run convert/megatron_to_hf --input checkpoint_megatron={artifact.ref}"

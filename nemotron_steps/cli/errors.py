@@ -19,11 +19,11 @@ from nemotron_steps.session.jobs import printable
 
 _CHANGE = re.compile(r"-[a-z]|--[a-z]|[+~]*[A-Za-z_][\w./-]*=")
 """How a hint begins that belongs to the command that was typed: with a flag or an override."""
-_OF_A_HOME = re.compile(r"steps (?:run|plan|runs|watch|logs|status|cancel|report|index|artifacts)\b")
+_OF_A_HOME = re.compile(r"steps (?:run|plan|runs|watch|logs|status|cancel|report|index|artifacts|publish)\b")
 _ALIKE = {"--config": "-c", "--run": "-r", "--batch": "-r", "-b": "-r"}
 """Flags, and those that they stand in place of."""
 SWITCHES = {"-h", "--help", "--version", "--force", "--force-squash", "-d", "--dry-run", "--json", "--why", "--tree"}
-SWITCHES |= {"--once", "--samples", "-f", "--follow"}
+SWITCHES |= {"--once", "--samples", "-f", "--follow", "--public", "--rows"}
 """Flags that take no value."""
 _REPEATED = ("--input", "--over", "--ignore-checks", "--accept", "--judge", "--tag")
 

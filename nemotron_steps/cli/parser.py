@@ -91,9 +91,10 @@ def build(prog: str) -> Parser:
     command.add_argument("--why", action="store_true", help="say of each step that must run what changed")
     run_flags(add("run", "run:run", "run a step, a list of steps or a pipeline", epilog=_RUN_EPILOG))
     _history(add)
-    command = add("artifacts", "artifacts:list_artifacts", "list, show, trace, compare, verify and add artifacts")
+    command = add("artifacts", "artifacts:list_artifacts", "list, show, trace, compare, verify, add, export artifacts")
     command.set_defaults(type=None, name=None, home=None, as_json=False)
     _artifacts(add, command.add_subparsers(title="commands", dest="artifact_command", metavar="COMMAND"))
+    _publish(add("publish", "artifacts:publish", "write a model card and upload a model to the Hugging Face hub"))
     command = add("env", "environments:list_environments", "list, show, check and serve reward environments")
     command.set_defaults(as_json=False)
     _environments(add, command.add_subparsers(title="commands", dest="env_command", metavar="COMMAND"))
@@ -209,6 +210,8 @@ def _artifacts(add: Callable[..., Parser], into: Any) -> None:
         ("diff", compared, {"a": _REF, "b": "the other one"}),
         ("verify", "hash every file again and compare", {"ref": "artifacts to verify (default: all)"}),
         ("add", "copy a file or folder into the home as an artifact", {"path": "file or folder"}),
+        ("path", "print the folder where an artifact lies, and nothing else", {"ref": _REF}),
+        ("export", "copy an artifact's files out of the home", {"ref": _REF, "dir": "a new or an empty folder"}),
     ):
         command = add(name, f"artifacts:{name}_artifacts", summary, into)
         for argument, text in arguments.items():
@@ -221,6 +224,16 @@ def _artifacts(add: Callable[..., Parser], into: Any) -> None:
             command.add_argument("--type", metavar="TYPE", help="artifact type (default: recognised from the content)")
             command.add_argument("--name", metavar="NAME", help="artifact name (default: the file's)")
         _stored(command)
+
+
+def _publish(command: Parser) -> None:
+    command.add_argument("ref", metavar="REF", help=_REF)
+    command.add_argument("repository", metavar="ORG/REPO", help="repository of the hub; made if it is not there")
+    command.add_argument("--public", action="store_true", help="everybody may read it (default: a private repository)")
+    folder = "write model and card there and upload nothing (without a token: ./ORG--REPO)"
+    command.add_argument("--folder", metavar="DIR", help=folder)
+    command.add_argument("--rows", action="store_true", help="the card shows the first rows of the data")
+    _stored(command)
 
 
 def _environments(add: Callable[..., Parser], into: Any) -> None:

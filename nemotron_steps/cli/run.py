@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
@@ -14,6 +15,7 @@ from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.parser import request_of
 from nemotron_steps.cli.plans import plan_fields, show_needs, show_plan, show_unfilled
 from nemotron_steps.cli.terminal import Terminal, duration, number
+from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.config.secrets import redact
 from nemotron_steps.errors import RequestError
 from nemotron_steps.runs.log_format import columns_of, compared, is_change, is_table, values_of
@@ -311,7 +313,11 @@ def show_result(result: RunResult, plan: Plan, out: Terminal) -> None:
     if goals[-1].outputs:
         out.print(f"\n  {out.style('next', 'dim')}")
     for artifact in goals[-1].outputs.values():
-        for command in (f"steps artifacts lineage {artifact.ref}", f"steps list --consumes {artifact.type}"):
+        path, take = shlex.quote(shown_path(artifact.path)), f"steps artifacts export {artifact.ref} DIR"
+        whole = artifact.type in ("checkpoint_hf", "reward_model_hf")
+        served = whole and artifact.attributes.get("model_type") in FAMILIES
+        commands = ((served, f"vllm serve {path}"), (whole, take), (True, f"steps artifacts lineage {artifact.ref}"))
+        for command in (*(each for here, each in commands if here), f"steps list --consumes {artifact.type}"):
             out.print(f"    {out.style(command, 'cyan')}")
 
 

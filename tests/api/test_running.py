@@ -50,6 +50,9 @@ def test_a_result_has_what_the_run_recorded(capfd: pytest.CaptureFixture[str]) -
     assert result.summary["held_out_reward"] == {"before": 0.25, "after": 0.75}
     made = result.outputs["model"]
     assert json.loads((result.artifacts.path(made) / "model.json").read_text())["lr"] == 0.1
+    with pytest.raises(UnknownNameError, match="no model") as refused:  # that it knows to be one
+        result.save("copy")
+    assert eval(refused.value.hints[0]) == Path("copy").absolute() and Path("copy/model.json").is_file()
     assert [step.state for step in result.steps.values()] == ["ran", "ran"]
     assert result.steps["toy/train"].hints[0]["name"] == "reward_saturated"
     links = Artifacts().lineage(made.ref)["ancestors"]

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
+import yaml
 
+from nemotron_steps.artifacts.models import Artifact, Edge, Producer
 from nemotron_steps.artifacts.store import ArtifactStore
-from tests.artifacts.checkpoint_files import write_hf, write_safetensors
+from nemotron_steps.cli.run import show_result
+from nemotron_steps.cli.terminal import Terminal
+from nemotron_steps.resolver.plan import Plan
+from nemotron_steps.runs.execute import RunResult, StepResult
+from nemotron_steps.runs.run_folder import RunFolder
+from nemotron_steps.session.run_request import RunRequest
+from tests.artifacts.checkpoint_files import write_hf, write_megatron, write_safetensors
 from tests.cli.conftest import Cli
+
+MEGATRON_TO_HF = "convert/megatron_to_hf --input checkpoint_megatron="
 
 
 def test_what_is_added_is_said_shown_and_listed_with_where_it_came_from(cli: Cli, workplace: Path) -> None:
@@ -114,3 +130,157 @@ def test_splits_of_a_reference_are_those_its_keys_take(cli: Cli, workplace: Path
     result = cli("plan", "rl/nemo_rl/rlvr", "-c", "mine.yaml")
     assert result.code == 2
     assert "the config names several artifacts for the input 'prompts'" in result.err
+
+
+def test_a_copy_outside_the_home_is_whole_or_not_there_and_replaces_nothing(cli: Cli, workplace: Path) -> None:
+    assert cli("artifacts", "add", str(write_megatron(workplace / "model")), "--name", "mine").code == 0
+    (place,) = cli("artifacts", "path", "mine").out.splitlines()
+    assert sorted(p.name for p in Path(place).iterdir()) == ["artifact.json", "hf", "weights"]
+    killed = workplace / ".out.export-0123"
+    killed.mkdir()
+    copied = cli("artifacts", "export", "mine", "out")
+    assert f"steps run {MEGATRON_TO_HF}mine:v1" in copied.out and not killed.exists()
+    files = {path.relative_to("out") for path in Path("out").rglob("*") if path.is_file()}
+    assert files == {path.relative_to("model") for path in Path("model").rglob("*") if path.is_file()}
+    refused = cli("artifacts", "export", "mine", "out")
+    assert refused.code == 2 and "hf, weights" in refused.err
+    assert cli(*re.findall(r"hint: steps (.*)", refused.err)[0].split()).code == 0
+    assert (workplace / "out" / "mine-v1" / "hf" / "config.json").is_file()
+    weights = Path(place) / "weights" / "__0_0.distcp"
+    weights.chmod(0o644)
+    old = weights.stat()
+    weights.write_bytes(b"\1" * old.st_size)
+    assert "is corrupt" in cli("artifacts", "export", "mine", "other").err
+    assert not [path.name for path in workplace.iterdir() if "other" in path.name]
+
+
+def test_of_a_home_elsewhere_there_is_no_folder_but_a_copy(cli: Cli, workplace: Path) -> None:
+    (workplace / "rows.jsonl").write_text('{"a": 1}\n')
+    home = ("--home", "memory://elsewhere")
+    assert cli("artifacts", "add", "rows.jsonl", "--name", "mine", *home).code == 0
+    told = cli("artifacts", "path", "mine", *home)
+    assert (told.code, told.out) == (2, "") and "steps artifacts export mine:v1 DIR" in told.err
+    assert cli("artifacts", "export", "mine", "out", *home, "--json").json["path"] == str(workplace / "out")
+    assert (workplace / "out" / "rows.jsonl").read_text() == '{"a": 1}\n'
+
+
+SECRET = "hf_" + "aB3dE6gH9jK2mN5pQ8" * 2
+
+
+@pytest.fixture
+def trained(cli: Cli, workplace: Path) -> str:
+    """A checkpoint that a run made of a hub model with a licence, and of data of the hub."""
+    store = ArtifactStore(workplace / "home")
+    snapshot = write_hf(workplace / "models--acme--base-1b" / "snapshots" / "abc123")
+    (snapshot / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Base\n")
+    base = store.reference(snapshot)
+    run = RunFolder(store, "run-1")
+    request = RunRequest(("rl/x",), (f"judge.api_key={SECRET}", "n=3"), inputs={"policy": str(snapshot)})
+    info = run.create("rl/x", request.to_dict())
+    keys = {"data_prep/x": "k1", "rl/x": "k2"}
+    run.update(info, steps={step: {"state": "ran", "cache_key": key} for step, key in keys.items()})
+    (run.path / "plan.json").write_text(json.dumps({"goals": ["rl/x"], "steps": [{"key": key} for key in keys]}))
+    (run.path / "config.yaml").write_text("data_prep/x: {input_path: 'hf://acme/questions'}\n")
+    values = {"heldout_reward": {"before": 0.25, "after": 0.75}, "answer": "a text"}
+    (run.path / "events.jsonl").write_text(json.dumps({"kind": "summary", "step": "rl/x", "values": values}) + "\n")
+    made: list[Edge] = [Edge("policy", base.digest, base.ref)]
+    for step, port, kind in (("data_prep/x", "prompts", "training_jsonl"), ("rl/x", "model", "checkpoint_hf")):
+        with store.staging() as folder:
+            tree = write_hf(folder / "tree", word="b") if kind == "checkpoint_hf" else folder / "tree"
+            tree.mkdir(exist_ok=True)
+            if port == "prompts":
+                (tree / "train.jsonl").write_text('{"question": "of nobody else"}\n')
+            inputs = made if port == "model" else []
+            producer = Producer(step, port, "run-1", cache_key=keys[step])
+            done = store.commit(tree, kind, name=f"{step}/{port}", producer=producer, inputs=inputs)
+            made.append(Edge(port, done.digest, done.ref))
+    return made[-1].ref
+
+
+def test_a_card_says_what_a_model_was_made_from_and_no_secret_path_or_row(
+    cli: Cli, workplace: Path, trained: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setenv("HF_HOME", str(workplace / "hub"))
+    told = cli("publish", trained, "acme/better-1b")
+    assert "hf upload acme/better-1b" in told.out and "--private" in told.out, told.err
+    card = (workplace / "acme--better-1b" / "README.md").read_text()
+    assert (workplace / "acme--better-1b" / "model.safetensors").is_file()
+    front = yaml.safe_load(card.split("---\n")[1])
+    assert (front["base_model"], front["datasets"]) == ("acme/base-1b", ["acme/questions"])
+    for said in (
+        "acme/base-1b at revision abc123, licence: apache-2.0",
+        "| licence | not recorded |",
+        "| heldout_reward | 0.25 → 0.75 (+0.5) |",
+        "n=3",
+        "--input policy=…/abc123",
+        "| hf://acme/questions | not recorded |",
+    ):
+        assert said in card
+    for unsaid in (SECRET, str(workplace), "of nobody else", "a text"):
+        assert unsaid not in card
+    assert cli("publish", trained, "acme/better-1b").code == 2
+    assert cli("publish", trained, "acme/better-1b", "--folder", "again", "--rows").code == 0
+    assert "of nobody else" in (workplace / "again" / "README.md").read_text()
+
+
+def test_a_model_and_its_card_are_uploaded_in_one_commit_to_a_private_repository(trained: str, workplace: Path) -> None:
+    asked: dict[str, bytes] = {}
+
+    class Hub(BaseHTTPRequestHandler):
+        is_private = True
+
+        def do_GET(self) -> None:
+            self.answer({"id": "acme/better-1b", "private": self.is_private})
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            asked[self.path] = body
+            paths = [each["path"] for each in json.loads(body)["files"]] if "preupload" in self.path else []
+            files = [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]
+            url = f"http://127.0.0.1:{self.server.server_port}/acme/better-1b"
+            self.answer({"url": url, "files": files, "commitUrl": url, "commitOid": "1", "errors": [], "warnings": []})
+
+        def answer(self, value: object) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(value).encode())
+
+    def publish() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "nemotron_steps", "publish", trained, "acme/better-1b"]
+        hub = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_TOKEN": SECRET, "HF_HUB_OFFLINE": "0"}
+        return subprocess.run(command, env={**os.environ, **hub}, capture_output=True, text=True, check=False)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        done = publish()
+        Hub.is_private = False
+        commits = asked.pop("/api/models/acme/better-1b/commit/main", b"")
+        refused = publish()
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    assert json.loads(asked["/api/repos/create"])["visibility"] == "private"
+    lines = [json.loads(line)["value"] for line in commits.splitlines()]
+    assert {line["path"] for line in lines if "path" in line} >= {"README.md", "model.safetensors", "config.json"}
+    assert refused.returncode == 2 and "--public" in refused.stderr
+    assert "/api/models/acme/better-1b/commit/main" not in asked
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "commands"),
+    [
+        ("checkpoint_hf", "qwen3", ["vllm serve 'my models/a'", "steps artifacts export x/model:v1 DIR"]),
+        ("reward_model_hf", "nemotron_h", ["vllm serve 'my models/a'", "steps artifacts export x/model:v1 DIR"]),
+        ("checkpoint_hf", "gpt2", ["steps artifacts export x/model:v1 DIR"]),
+        ("checkpoint_megatron", "qwen3", []),
+        ("adapter", "qwen3", []),
+    ],
+)
+def test_what_vllm_serves_is_said_with_its_folder(
+    kind: str, family: str, commands: list[str], workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Artifact(kind, "d", workplace / "my models" / "a", {"model_type": family}, name="x/model", version=1)
+    step = StepResult("x", "x", "ran", {"model": made}, 1.0)
+    show_result(RunResult("r", workplace, (step,), 1.0), Plan((), ("x",)), Terminal.of())
+    after = [line.strip() for line in capsys.readouterr().out.partition("next\n")[2].splitlines()]
+    assert after == [*commands, "steps artifacts lineage x/model:v1", f"steps list --consumes {kind}"]
