@@ -29,6 +29,7 @@ EVERYTHING = RunRequest(
     until="rl",
     over=("sft.seed=1,2", "rl.lr=3,4"),
     ignore_checks=("score", "train"),
+    name="nightly-1",
 )
 
 
@@ -48,6 +49,10 @@ def test_a_kept_request_is_read_back_whole_whichever_parts_it_has():
         (["rl", "--input", "=x"], "PORT=REF"),
         (["rl", "--input", "policy="], "PORT=REF"),
         (["rl", "--input", "policy=a", "--input", "policy=b"], "given twice"),
+        *(
+            (["rl", f"--name={name}"], "cannot name a run")
+            for name in ("", "a b", "-x", "a/b", "latest", "a" * 65, "x\n", "sk-proj-0123456789abcdefghijklmn")
+        ),
     ],
 )
 def test_a_request_that_says_too_little_or_too_much_is_refused(given, says):
