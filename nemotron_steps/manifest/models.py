@@ -108,7 +108,7 @@ class StepTable(Table):
     def _is_id(cls, value: str | Strings) -> str | Strings:
         for each in (value,) if isinstance(value, str) else value:
             if not STEP_ID.fullmatch(each):
-                raise ValueError(f"step id {each!r} must look like 'rl/nemo_rl/rlhf'")
+                raise ValueError(f"{'step id' if each == value else 'alias'} {each!r} must look like 'rl/nemo_rl/rlhf'")
         return value
 
 
