@@ -249,12 +249,20 @@ class GRPO:
         return Planned(self._session, self._request)
 
     def run(
-        self, *, force: bool = False, resume: str | None = None, wait: bool = True, progress: bool = True
+        self,
+        *,
+        force: bool = False,
+        resume: str | None = None,
+        wait: bool = True,
+        progress: bool = True,
+        name: str | None = None,
     ) -> Result:
         """Train; see `nemotron_steps.run`. What is there already is not made again."""
         from nemotron_steps.api.running import run_request
 
-        return run_request(self._session, self._request, force=force, resume=resume, wait=wait, progress=progress)
+        return run_request(
+            self._session, self._request, force=force, resume=resume, wait=wait, progress=progress, name=name
+        )
 
     def _validates(self, request: RunRequest) -> bool:
         settled = self._session.settled(request)

@@ -53,6 +53,7 @@ def request_for(
     until: str | None = None,
     over: Over = (),
     ignore_checks: str | Iterable[str] = (),
+    name: str | None = None,
     **sections: Any,
 ) -> RunRequest:
     """A request. Its arguments are those of `plan` and `run` as well.
@@ -67,6 +68,7 @@ def request_for(
         over: what to fan out over (`--over`): `{"grpo.seed": [42, 43]}` runs the step once for each value; a
             pipeline's keys are STAGE.KEY.
         ignore_checks: stages of a pipeline whose failed checks block nothing (`--ignore-checks`).
+        name: what the run goes by beside its id (`--name`).
         sections: keys of the config: `grpo={"max_num_steps": 2}` is `grpo.max_num_steps=2`.
 
     Raises RequestError for what no command line could say.
@@ -84,6 +86,7 @@ def request_for(
         until=until,
         over=tuple(over_texts(over)),
         ignore_checks=(ignore_checks,) if isinstance(ignore_checks, str) else tuple(ignore_checks),
+        name=name,
     )
 
 
@@ -225,12 +228,20 @@ class Planned:
         return plan_fields(self.plan)
 
     def run(
-        self, *, force: bool = False, resume: str | None = None, wait: bool = True, progress: bool = True
+        self,
+        *,
+        force: bool = False,
+        resume: str | None = None,
+        wait: bool = True,
+        progress: bool = True,
+        name: str | None = None,
     ) -> Result:
         """Run it; see `nemotron_steps.run`."""
         from nemotron_steps.api.running import run_request
 
-        return run_request(self._session, self._request, force=force, resume=resume, wait=wait, progress=progress)
+        return run_request(
+            self._session, self._request, force=force, resume=resume, wait=wait, progress=progress, name=name
+        )
 
     def __str__(self) -> str:
         text = io.StringIO()

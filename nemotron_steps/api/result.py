@@ -289,7 +289,7 @@ def open_run(run: str = "latest", *, home: str | os.PathLike[str] | None = None)
     """A run that is there already.
 
     Args:
-        run: its id, a part of it that no other has, or `latest`.
+        run: its id, a part of it that no other has, its name, or `latest`.
         home: a folder or an fsspec URL; None for STEPS_HOME, or `.steps`.
 
     Raises UnknownNameError with near ids.

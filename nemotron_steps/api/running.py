@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from types import ModuleType
@@ -40,8 +41,8 @@ def run(
         request: see `nemotron_steps.api.planned.request_for`.
         home: where artifacts and runs are; None for STEPS_HOME, or `.steps`.
         force: run the steps asked for even if they are cached.
-        resume: the id of an earlier run, or `latest`: its folder is continued. Without a target it goes on with what
-            that run was asked for, under its profile or the one given here.
+        resume: the id or name of an earlier run, or `latest`: its folder is continued. Without a target it goes on with
+            what that run was asked for, under its profile or the one given here.
         wait: False submits the run to the profile's executor and returns at once (`-b`); see `Result.wait`.
         progress: show the plan, the progress (a job's log) and the result, as the command line does.
 
@@ -73,10 +74,17 @@ def run(
 
 
 def run_request(
-    session: Session, request: RunRequest, *, force: bool, resume: str | None, wait: bool, progress: bool
+    session: Session,
+    request: RunRequest,
+    *,
+    force: bool,
+    resume: str | None,
+    wait: bool,
+    progress: bool,
+    name: str | None = None,
 ) -> Result:
     """Run a request; see `run`."""
-    request = session.settled(request)
+    request = session.settled(replace(request, name=name or request.name), resume)
     profile = session.profile_of(request)
     terminal = Terminal.of() if progress else None
     if profile is None and not wait:

@@ -202,7 +202,8 @@ def _show_step(row: StepRow, manifest: Mapping[str, Any], configs: Sequence[Path
     def dim(value: Any) -> str:
         return out.style(text(value), "dim")
 
-    out.print(f"{out.style(row.id, 'bold')}  {text(row.name)}")
+    also = f"also {', '.join(row.aliases)}" if row.aliases else ""
+    out.print(f"{out.style(row.id, 'bold')}  {text(row.name)}  {dim(also)}".rstrip())
     out.wrap(text(row.description), indent=2)
     if not row.runnable:
         out.print(f"  {out.style('can be planned, not run: the manifest names no entry', 'yellow')}")

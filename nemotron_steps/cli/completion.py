@@ -133,7 +133,8 @@ def _files(prefix: str, *suffixes: str) -> list[str]:
 
 def _runs(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     store = Session(getattr(parsed_args, "home", None)).store
-    return ["latest", *(run.id for run in list_runs(store))]
+    runs = list_runs(store)
+    return [*dict.fromkeys(["latest", *(run.given_name for run in runs if run.given_name), *(run.id for run in runs)])]
 
 
 def _steps(parsed_args: argparse.Namespace) -> list[StepManifest]:

@@ -17,6 +17,7 @@ from nemotron_steps.cli.errors import print_json, render
 from nemotron_steps.cli.run import show_values
 from nemotron_steps.cli.terminal import Terminal, duration, number
 from nemotron_steps.errors import RequestError, StorageError, UnknownNameError, WorkerLostError
+from nemotron_steps.runs.log_format import metric_text
 from nemotron_steps.session.jobs import AT_WORK, JobView, not_started, printable, said, shown_path
 from nemotron_steps.session.session import Session
 
@@ -49,13 +50,12 @@ COLORS = {
 
 def runs(args: argparse.Namespace) -> int:
     """`steps runs`."""
-    from nemotron_steps.runs.run_folder import list_runs
+    from nemotron_steps.runs.run_folder import called, list_runs
 
-    found = list_runs(Session(args.home).store)
-    if args.limit > 0:
-        found = found[-args.limit :]
+    every = list_runs(Session(args.home).store)
+    found = every[-args.limit :] if args.limit > 0 else every
     if args.as_json:
-        return print_json([info.to_dict() for info in found])
+        return print_json([{**info.to_dict(), **info.listed()} for info in found])
     out = Terminal.of()
     if not found:
         out.print("no runs yet")
@@ -68,7 +68,9 @@ def runs(args: argparse.Namespace) -> int:
         # A killed run could not write down when it ended.
         took = "" if info.status == "killed" else duration(max(info.updated - info.created, 0.0))
         notes = [out.style(text, "dim") for text in (next(units, "just now"), took)]
-        rows.append([info.id, _status(info.status, out), *notes, printable(info.name)])
+        listed = info.listed()
+        said = (metric_text(listed["metric"]), " ".join([info.name, *listed["overrides"]]))
+        rows.append([called(info, every), _status(info.status, out), *notes, *map(printable, said)])
     out.table(rows)
     return 0
 
@@ -91,7 +93,7 @@ def status(args: argparse.Namespace) -> int:
         latest = {step: {"index": record["index"], "values": record["values"]} for step, record in metrics.items()}
         return print_json({**info.to_dict(), "metrics": latest})
     out = Terminal.of()
-    out.print(f"{out.style(info.id, 'bold')}  {_status(info.status, out)}  {printable(info.name)}")
+    out.print(f"{out.style(info.id, 'bold')}  {_status(info.status, out)}  {printable(info.title)}")
     rows = []
     for key, step in info.steps.items():
         state = str(step.get("state", "pending"))

@@ -118,7 +118,7 @@ def refuse_flags_first(parser: Parser, arguments: Sequence[str]) -> None:
     if not arguments or not arguments[0].startswith("-") or arguments[0] in ("-h", "--help", "--version"):
         return
     commands = next(a.choices or () for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    takes_value = {"--home", "-c", "--config", "-r", "--run", "-b", "--batch", "--input", "--resume"}
+    takes_value = {"--home", "-c", "--config", "-r", "--run", "-b", "--batch", "--input", "--resume", "--name"}
     for at, word in enumerate(arguments):
         if word in commands and arguments[at - 1] not in takes_value:
             raise UsageError(
@@ -151,7 +151,8 @@ def run_flags(command: Parser, words: str = _STEPS, help_words: str = _THEN) -> 
     command.add_argument("--force-squash", action="store_true", help="rebuild the container's squash file (-r/-b)")
     dry = "print the merged config and the plan; run nothing"
     command.add_argument("-d", "--dry-run", action="store_true", help=dry)
-    command.add_argument("--resume", metavar="RUN", help="go on with an earlier run (its id, or `latest`)")
+    command.add_argument("--resume", metavar="RUN", help="go on with an earlier run (its id, name or `latest`)")
+    command.add_argument("--name", dest="run_name", metavar="NAME", help="what the run goes by, beside its id")
 
 
 def _request(command: Parser, words: str = _STEPS, help_words: str = _THEN) -> None:
@@ -185,7 +186,7 @@ def _history(add: Callable[..., Parser]) -> None:
     ):
         command = add(name, handler, summary)
         count = None if name == "cancel" else "?"
-        command.add_argument("run", metavar="RUN", nargs=count, default="latest", help="run id or `latest`")
+        command.add_argument("run", metavar="RUN", nargs=count, default="latest", help="a run's id, name, or `latest`")
         if name == "watch":
             command.add_argument("--once", action="store_true", help="print one look at it and end")
             command.add_argument("--samples", action="store_true", help="with its latest samples (key: s)")
@@ -310,4 +311,5 @@ def request_of(arguments: argparse.Namespace) -> RunRequest:
         arguments.until,
         tuple(arguments.over),
         tuple(arguments.ignore_checks),
+        getattr(arguments, "run_name", None),
     )

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             hints=(f"-r {args.run}", f"-b {args.batch}"),
         )
     session = Session(args.home, in_job=inside_job(args.resume))
-    request = session.settled(_request(args, session))
+    request = session.settled(_request(args, session), args.resume)
     profile = session.profile_of(request, allow_unfilled=args.dry_run)
     if args.force_squash and profile is None:
         raise UsageError("--force-squash rebuilds the container of a profile", hints=("add -r PROFILE or -b PROFILE",))
@@ -100,7 +100,7 @@ def _request(args: argparse.Namespace, session: Session) -> RunRequest:
         return request_of(args)
     profile = args.run or args.batch
     request = request_of_run(session, args.resume, profile=profile, ignore_checks=args.ignore_checks)
-    if args.config or args.input or args.first or args.until or args.over:
+    if args.config or args.input or args.first or args.until or args.over or args.run_name:
         raise UsageError("--resume RUN alone goes on with what that run was asked for; name the steps to change it")
     return request
 

@@ -108,7 +108,7 @@ def picture(
     style = out.style
     ran_for = (time.time() if info.status in AT_WORK else info.updated) - (follower.started or info.created)
     status = style(info.status, COLORS.get(info.status, "dim"))
-    lines = [f"{style(info.id, 'bold')}  {status}  {printable(info.name)}  {style(duration(max(ran_for, 0)), 'dim')}"]
+    lines = [f"{style(info.id, 'bold')}  {status}  {printable(info.title)}  {style(duration(max(ran_for, 0)), 'dim')}"]
     lines += job_lines(view, info, out) if view is not None else ()
     width = max((len(key) for key in info.steps), default=0)
     for key, step in info.steps.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 ALIKE = 0.8
 """Share of two names' letters that are the same, from which on one is the other mistyped."""
@@ -38,6 +38,16 @@ def meant(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, ..
     last = _tail(name.lower())
     near = nearest(name, candidates, limit=10)
     return tuple(each for each in near if misspelt(name, each) or _tail(each.lower()) == last)[:limit]
+
+
+def by_alias(name: str, aliases: Mapping[str, Iterable[str]]) -> str | None:
+    """The step id that `name` is another word for, of id → its aliases; UnknownNameError where it is so for several."""
+    from nemotron_steps.errors import UnknownNameError, did_you_mean
+
+    found = [step for step, words in aliases.items() if name.lower() in words]
+    if len(found) > 1:
+        raise UnknownNameError(f"'{name}' is several steps", expected=" or ".join(found), hints=did_you_mean(found))
+    return found[0] if found else None
 
 
 def misspelt(name: str, right: str) -> bool:

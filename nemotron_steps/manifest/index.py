@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from nemotron_steps.config.locations import cache_folder, read_json, write_json
+from nemotron_steps.config.names import by_alias
 from nemotron_steps.errors import ManifestError
 from nemotron_steps.manifest.packs import (
     BUILT_IN,
@@ -32,7 +33,7 @@ from nemotron_steps.manifest.typegraph import ArtifactType, TypeGraph
 if TYPE_CHECKING:
     from nemotron_steps.manifest.source import SourceText
 
-FORMAT = 7
+FORMAT = 8
 """Version of the cache file; raise it when its rows or how they are made change."""
 
 _KEYS = frozenset({"files", "python_path", "installed", "steps", "pipelines", "types", "problems", "warnings"})
@@ -63,6 +64,7 @@ class StepRow:
     file: str
     runnable: bool
     """Whether it names a function to run; steps of the public layout can be planned only."""
+    aliases: tuple[str, ...] = ()
 
     @property
     def plain_id(self) -> str:
@@ -102,9 +104,11 @@ class Index:
     from_cache: bool = field(default=False, compare=False)
 
     def step(self, step_id: str) -> StepRow | None:
-        """The row of a step by `ID` or `PACK:ID`, None if there is none."""
-        names = {row.id: row for row in self.steps}
-        return names.get(step_id) or {f"{row.pack}:{row.plain_id}": row for row in self.steps}.get(step_id)
+        """The row of a step by `ID`, `PACK:ID` or alias, None if there is none."""
+        names = {**{f"{row.pack}:{row.plain_id}": row for row in self.steps}, **{row.id: row for row in self.steps}}
+        if step_id in names or any(pipeline.name == step_id for pipeline in self.pipelines):
+            return names.get(step_id)
+        return names.get(by_alias(step_id, {row.id: row.aliases for row in self.steps if row.id == row.plain_id}) or "")
 
     def select(
         self,
@@ -191,6 +195,7 @@ def build_index(search: PackSearch) -> Index:
             pack=step.pack,
             file=str(step.file),
             runnable=step.step.entry is not None,
+            aliases=step.step.aliases,
         )
         for step in sorted([*registry.steps.values(), *registry.hidden_steps.values()], key=lambda step: step.step.id)
     )

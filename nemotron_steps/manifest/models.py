@@ -92,6 +92,8 @@ class StepTable(Table):
     stack: StrictStr = ""
     difficulty: StrictStr = ""
     tags: Strings = ()
+    aliases: Strings = ()
+    """Other words that find the step, where they are no id and no other step has them."""
     version: StrictStr = "1"
     """Part of the cache key: raise it when the step's results change for the same config."""
     entry: ObjectPath | None = None
@@ -101,11 +103,12 @@ class StepTable(Table):
     starts. `inputs` holds the supplied artifacts by port, None for a port that an earlier step will fill. It may return
     what the data needs of the machine, by name (see Resources.needs)."""
 
-    @field_validator("id")
+    @field_validator("id", "aliases")
     @classmethod
-    def _is_id(cls, value: str) -> str:
-        if not STEP_ID.fullmatch(value):
-            raise ValueError(f"step id {value!r} must look like 'rl/nemo_rl/rlhf'")
+    def _is_id(cls, value: str | Strings) -> str | Strings:
+        for each in (value,) if isinstance(value, str) else value:
+            if not STEP_ID.fullmatch(each):
+                raise ValueError(f"{'step id' if each == value else 'alias'} {each!r} must look like 'rl/nemo_rl/rlhf'")
         return value
 
 

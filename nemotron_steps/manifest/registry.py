@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nemotron_steps.config.names import meant, nearest
+from nemotron_steps.config.names import by_alias, meant, nearest
 from nemotron_steps.errors import ManifestError, UnknownNameError, did_you_mean, renamed_key
 from nemotron_steps.manifest import loader
 from nemotron_steps.manifest.models import StepManifest, TypeManifest
@@ -43,9 +43,15 @@ class Registry:
     """`PACK:ID` → what an earlier pack's of the same id hides."""
     hidden_pipelines: Mapping[str, PipelineManifest] = field(default_factory=dict)
 
+    def step_id(self, name: str) -> str:
+        """The id of the step that has `name` among its aliases, where nothing else goes by it; else `name`."""
+        if name in self.broken or _find(name, self.steps, self.hidden_steps) or self.find_pipeline(name):
+            return name
+        return by_alias(name, {each.id: each.step.aliases for each in self.steps.values()}) or name
+
     def find_step(self, step_id: str) -> StepManifest | None:
-        """The manifest of a step by `ID` or `PACK:ID`; None if there is none that loads."""
-        return _find(step_id, self.steps, self.hidden_steps)
+        """The manifest of a step by `ID`, `PACK:ID` or alias; None if there is none that loads."""
+        return _find(self.step_id(step_id), self.steps, self.hidden_steps)
 
     def find_pipeline(self, name: str) -> PipelineManifest | None:
         """A pipeline by `NAME` or `PACK:NAME`; None if there is none that loads."""
@@ -57,7 +63,7 @@ class Registry:
         return tuple(other.id for other in shared)
 
     def step(self, step_id: str) -> StepManifest:
-        """The manifest of a step by `ID` or `PACK:ID`, or the error that says why there is none."""
+        """The manifest of a step by `ID`, `PACK:ID` or alias, or the error that says why there is none."""
         found = self.find_step(step_id)
         if found is None:
             expected = "an id that `steps list` shows; an override is KEY=VALUE in one word"

@@ -31,6 +31,7 @@ from nemotron_steps.runs.cache_key import depends_on, key_of, recorded
 from nemotron_steps.runs.context import Listener, OutputSlot, StepContext
 from nemotron_steps.runs.crash_report import kept
 from nemotron_steps.runs.locks import hold, hold_if_free, read_holder
+from nemotron_steps.runs.log_format import main_metric
 from nemotron_steps.runs.recorder import Recorder, report_unwritable, row_at, traceback_text
 from nemotron_steps.runs.report.seed_stats import Outcome, Table, spread_tables
 from nemotron_steps.runs.run_folder import (
@@ -262,7 +263,12 @@ class _Run:
                 refs = {port: artifact.ref for port, artifact in result.outputs.items()}
                 # A cached step too says its key: by it the metrics are found of a run that is resumed.
                 self.recorder.set_step(
-                    planned.key, result.state, outputs=refs, seconds=result.seconds, cache_key=result.cache_key
+                    planned.key,
+                    result.state,
+                    outputs=refs,
+                    seconds=result.seconds,
+                    cache_key=result.cache_key,
+                    metric=main_metric(result.summary),
                 )
         except StepsError as error:
             with deferred():

@@ -130,6 +130,27 @@ def is_change(value: Any) -> bool:
     return isinstance(value, Mapping) and {"before", "after"} <= value.keys()
 
 
+def main_metric(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The measure to list a step by, as {"name", "before", "after"}: the first before and after of its summary, with
+    which a report begins, else the first measure of its end, without "before"; None for neither."""
+    ends = {name: {"after": value} for name, value in summary.items() if "_first_" not in name and better(name, {})}
+    changes = {name: value for name, value in summary.items() if is_change(value)}
+    for name, value in (changes or ends).items():
+        sides = {side: as_float(value.get(side)) for side in ("before", "after")}
+        finite = {side: number for side, number in sides.items() if number is not None and math.isfinite(number)}
+        if "after" in finite:
+            return {"name": name, "before": None, **finite}
+    return None
+
+
+def metric_text(metric: Mapping[str, Any] | None) -> str:
+    """A main metric: `heldout reward 0.31 → 0.62`."""
+    if metric is None:
+        return ""
+    sides = (number(metric[side]) for side in ("before", "after") if metric[side] is not None)
+    return f"{metric['name'].replace('_', ' ')} {' → '.join(sides)}"
+
+
 def compared(name: str, value: Mapping[str, Any]) -> tuple[str, str]:
     """The difference of a before and after, and whether that is "good", "bad", "same", or "" for none of these.
 

@@ -66,7 +66,7 @@ class RunInfo:
         name: the plan's name.
         status: one of the states above.
         request: what the command line was asked, so that a run can be resumed by its id alone; redacted.
-        steps: step key → {"state", "outputs": {port: reference}, "seconds"}, in plan order.
+        steps: step key → {"state", "outputs": {port: reference}, "seconds", "metric"}, in plan order.
         executor: which executor works on it, and `job`, its name there (a Slurm job id).
         pid, host: the process that works or last worked on it.
         attempts: how often it was started.
@@ -95,6 +95,25 @@ class RunInfo:
         """JSON-serialisable form."""
         return asdict(self)
 
+    @property
+    def given_name(self) -> str:
+        """What the run was called by `--name`; "" for none."""
+        return self.request.get("name") or ""
+
+    @property
+    def title(self) -> str:
+        """The name given, and the plan's."""
+        return " · ".join(filter(None, (self.given_name, self.name)))
+
+    def listed(self) -> dict[str, Any]:
+        """What tells it from other runs: its name, the overrides it was given, and the last metric of a step."""
+        metrics = [step["metric"] for step in self.steps.values() if step.get("metric")]
+        return {
+            "run_name": self.given_name,
+            "overrides": list(self.request.get("overrides", ())),
+            "metric": metrics[-1] if metrics else None,
+        }
+
 
 def new_run_id(name: str) -> str:
     """A fresh id: local time, the last part of the name's first word, and four random hex digits."""
@@ -107,6 +126,7 @@ _STEP: Mapping[Any, Any] = {
     "state": TEXT,
     "outputs": Optional(Values(TEXT)),
     "seconds": Optional((None, NUMBER)),
+    "metric": Optional((None, {"name": TEXT, "before": (None, NUMBER), "after": NUMBER})),
     ANY: ANY,
 }
 _ERROR: Mapping[Any, Any] = {
@@ -119,7 +139,9 @@ _ERROR: Mapping[Any, Any] = {
 _RUN: Mapping[Any, Any] = {
     "name": Optional(str),
     "status": Optional(re.compile("|".join((SUBMITTED, RUNNING, DONE, FAILED, INTERRUPTED, KILLED)))),
-    "request": Optional(dict),
+    "request": Optional(
+        {"name": Optional((None, TEXT)), **dict.fromkeys(("overrides", "over"), Optional([str])), ANY: ANY}
+    ),
     "steps": Optional(Values(_STEP)),
     **dict.fromkeys(("executor", "job", "host"), Optional(TEXT)),
     **dict.fromkeys(("pid", "attempts"), Optional(COUNT)),
@@ -218,7 +240,8 @@ def list_runs(store: ArtifactStore) -> list[RunInfo]:
 
 
 def get_run(store: ArtifactStore, run_id: str) -> RunInfo:
-    """One run by its id, by a unique part of it, or `latest`. UnknownNameError with near ids otherwise."""
+    """One run by its id or the one that begins so, `latest`, its name (the newest of that name), or a unique part of
+    its id. UnknownNameError with near ids otherwise."""
     exact = _load(store, run_id) if is_run_id(run_id) else None
     if exact is not None:
         return exact
@@ -233,9 +256,13 @@ def get_run(store: ArtifactStore, run_id: str) -> RunInfo:
     if run_id == "latest":
         return runs[-1]
     matching = [info for info in runs if run_id and run_id in info.id]
-    if len(matching) == 1:
-        return matching[0]
-    close = [info.id for info in matching] or get_close_matches(run_id, [info.id for info in runs], n=1, cutoff=0.5)
+    begins = [info for info in matching if info.id.startswith(run_id)]
+    named = [info for info in runs if run_id and info.given_name == run_id][-1:]
+    for found in (begins, named, matching):
+        if len(found) == 1:
+            return found[0]
+    known = [*(info.id for info in runs), *filter(None, (info.given_name for info in runs))]
+    close = [info.id for info in matching] or get_close_matches(run_id, known, n=1, cutoff=0.5)
     raise UnknownNameError(
         f"no run is called '{run_id}'" if not matching else f"'{run_id}' is part of {len(matching)} run ids",
         where=f"{store.backend.url}/runs",
@@ -243,6 +270,15 @@ def get_run(store: ArtifactStore, run_id: str) -> RunInfo:
         found=run_id,
         hints=(*did_you_mean(close[-3:]), "steps runs"),
     )
+
+
+def called(info: RunInfo, runs: Sequence[RunInfo]) -> str:
+    """What a list of `runs`, the newest last, calls one of them: its name, else what of its id no other id has; both
+    where a newer run has its name."""
+    short = re.sub(r"^\d{8}-\d{6}-", "", info.id)
+    short = short if sum(short in other.id for other in runs) == 1 else info.id
+    newest = {other.given_name: other.id for other in runs}.get(info.given_name)
+    return short if not info.given_name else info.given_name + (f" ({short})" if newest != info.id else "")
 
 
 def run_file(store: ArtifactStore, run_id: str, name: str) -> Path:

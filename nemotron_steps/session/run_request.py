@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from nemotron_steps.errors import RequestError
+
+RUN_NAME = re.compile(r"(?!-|latest$)[A-Za-z0-9._-]{1,64}")
+"""What a run may be called."""
 
 
 class UsageError(RequestError, ValueError):
@@ -34,6 +38,24 @@ class RunRequest:
     """`--over`: what to fan out over, each KEY=V1,V2,…"""
     ignore_checks: tuple[str, ...] = ()
     """`--ignore-checks`: stages whose failed checks block nothing."""
+    name: str | None = None
+    """`--name`: what the run goes by beside its id."""
+
+    def __post_init__(self) -> None:
+        if self.name is None:
+            return
+        from nemotron_steps.config.secrets import redact_text
+
+        shown = redact_text(self.name)
+        if shown != self.name or not RUN_NAME.fullmatch(shown):
+            near = re.sub("[^A-Za-z0-9._]+", "-", shown).strip("-")[:64]
+            raise UsageError(
+                "this cannot name a run",
+                where="--name",
+                expected="at most 64 letters, digits, `.`, `_` and `-`; not `latest`, no secret, no `-` first",
+                found=shown,
+                hints=(f"--name {near if RUN_NAME.fullmatch(near) else 'NAME'}",),
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable form."""
@@ -50,7 +72,7 @@ class RunRequest:
             found: RunRequest = TypeAdapter(RunRequest).validate_python(values)
         except ValidationError as error:
             first = error.errors()[0]
-            raise ValueError(f"`{first['loc'][0]}`: {first['msg']}") from error
+            raise ValueError(f"`{(*first['loc'], 'name')[0]}`: {first['msg']}") from error
         if not found.targets:
             raise ValueError("`targets` names no step")
         return found
@@ -86,5 +108,6 @@ class RunRequest:
 
     @property
     def typed(self) -> str:
-        """The same with its profile: what one would type to have it run there."""
-        return self.command if self.profile is None else f"-r {shlex.quote(self.profile)} {self.command}"
+        """The same with its profile and name: what one would type to have it run there."""
+        flags = (("-r", self.profile), ("--name", self.name))
+        return " ".join([*(f"{flag} {shlex.quote(value)}" for flag, value in flags if value), self.command])

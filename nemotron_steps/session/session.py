@@ -65,8 +65,14 @@ class Session:
 
         return ArtifactStore(self._home)
 
-    def settled(self, request: RunRequest) -> RunRequest:
-        """The request with `-c NAME` as `./NAME.yaml`, where no step asked for has a config NAME and that file is."""
+    def settled(self, request: RunRequest, resume: str | None = None) -> RunRequest:
+        """The request with steps by their ids, with `-c NAME` as `./NAME.yaml`, where no step asked for has a config
+        NAME and that file is, and with the name of the run that it goes on with."""
+        request = replace(request, targets=tuple(map(self.registry.step_id, request.targets)))
+        if resume and request.name is None:
+            from nemotron_steps.runs.run_folder import get_run
+
+            request = replace(request, name=get_run(self.store, resume).given_name or None)
         file = self._file_called(request)
         return request if file is None or self._own_config(request) else replace(request, config=file)
 

@@ -69,15 +69,17 @@ def test_a_result_has_what_the_run_recorded(capfd: pytest.CaptureFixture[str]) -
 
 def test_a_failure_is_raised_and_the_same_call_goes_on() -> None:
     with pytest.raises(NonFiniteLossError) as raised:
-        run("toy/train", config="tiny", end="diverge", progress=False)
-    failed = open_run()
+        plan("toy/train", config="tiny", end="diverge", name="shaky").run(progress=False)
+    failed = open_run("shaky")
     assert any(f"steps logs {failed.id}" in hint for hint in raised.value.hints)
     assert failed.status == "failed" and failed.error is not None and failed.error["code"] == "E600"
     assert failed.metrics["loss"] and "error[E600]" in failed._repr_html_()
     with pytest.raises(StepsError, match="NaN"):
         failed.wait()
-    resumed = run("toy/train", config="tiny", resume=failed.id, progress=False)
-    assert resumed.id == failed.id and resumed.status == "done"
+    resumed = run("toy/train", config="tiny", resume="shaky", progress=False)
+    assert resumed.id == failed.id == open_run("shaky").id and resumed.status == "done"
+    again = plan("toy/train", config="tiny").run(name="again", progress=False)
+    assert again.id == open_run("again").id != resumed.id
 
 
 @pytest.mark.parametrize(
@@ -85,6 +87,8 @@ def test_a_failure_is_raised_and_the_same_call_goes_on() -> None:
     [
         ({"target": "toy/trian"}, PlanError, "toy/trian"),
         ({"target": "toy/train", "config": "tiny", "optimizer": {"lrr": 1}}, PlanError, "lrr"),
+        ({"target": "toy/train", "config": "tiny", "inputs": {"row": "x"}}, PlanError, "row"),
+        ({"target": "toy/train", "name": "a b"}, RequestError, "cannot name a run"),
         ({}, RequestError, "name a step"),
         ({"resume": "latest", "config": "tiny"}, RequestError, "resume alone"),
         ({"resume": "latest", "progres": False}, RequestError, "progres=False"),

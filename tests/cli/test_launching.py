@@ -73,12 +73,12 @@ def queue(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> list[base.Launch]
 
 
 def test_a_job_is_given_what_was_asked_for_and_the_next_commands_are_said(cli: Cli, queue: list[base.Launch]) -> None:
-    said = cli("run", "toy/train", "-c", "tiny", "-b", "there", "--force")
+    said = cli("run", "toy/train", "-c", "tiny", "-b", "there", "--force", "--name", "mine")
     assert said.code == 0 and "own job job-1" in said.out
     (launch,) = queue
     assert f"steps logs {launch.run_id} -f" in said.out and f"steps cancel {launch.run_id}" in said.out
     assert {"--resume", launch.run_id} <= set(launch.arguments)
-    assert cli("status", launch.run_id, "--json").json["forced"] == {"toy/train": ""}
+    assert cli("status", "mine", "--json").json["forced"] == {"toy/train": ""}
     assert launch.paths == (Path(os.environ["STEPS_PATH"]),)
     profiles = str(Path("env.toml").absolute())
     assert launch.environment == {JOB_VARIABLE: launch.run_id, "NEMOTRON_ENV_FILE": profiles}
@@ -88,7 +88,7 @@ def test_a_job_is_given_what_was_asked_for_and_the_next_commands_are_said(cli: C
     assert not any("--force" in launch.arguments for launch in queue)  # a job begun again would begin anew
     latest = cli("run", "toy/train", "-c", "tiny", "-b", "there", "--resume", "latest", "--json").json
     assert latest == {"run": launch.run_id, "executor": "own", "job": "job-3"}
-    shown = cli("status", launch.run_id)
+    shown = cli("status", "mine")  # asked for again without its name, it keeps it
     assert "own job job-3: timed out (after 4 hours)" in shown.out
 
 

@@ -29,6 +29,7 @@ EVERYTHING = RunRequest(
     until="rl",
     over=("sft.seed=1,2", "rl.lr=3,4"),
     ignore_checks=("score", "train"),
+    name="nightly-1",
 )
 
 
@@ -39,6 +40,42 @@ def test_a_kept_request_is_read_back_whole_whichever_parts_it_has():
             alone = RunRequest(("rl",), **{part.name: getattr(EVERYTHING, part.name)})
             assert alone != RunRequest(("rl",))
             assert RunRequest.from_dict(json.loads(json.dumps(alone.to_dict()))) == alone
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["rl", "--input", "policy"], "PORT=REF"),
+        (["rl", "--input", "=x"], "PORT=REF"),
+        (["rl", "--input", "policy="], "PORT=REF"),
+        (["rl", "--input", "policy=a", "--input", "policy=b"], "given twice"),
+        *(
+            (["rl", f"--name={name}"], "cannot name a run")
+            for name in ("", "a b", "-x", "a/b", "latest", "a" * 65, "x\n", "sk-proj-0123456789abcdefghijklmn")
+        ),
+    ],
+)
+def test_a_request_that_says_too_little_or_too_much_is_refused(given, says):
+    with pytest.raises(UsageError, match=says):
+        request_of(build("steps").parse_args(["run", *given]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"targets": []},
+        {"over": "x"},
+        {"inputs": {"a": 1}},
+        {"config": 1},
+        {"until": []},
+        {"overrides": [1]},
+        {"inputs": ["a"]},
+        {"passthrough": "x"},
+    ],
+)
+def test_a_record_that_no_request_writes_is_told_by_its_field(change):
+    with pytest.raises(ValueError, match=next(iter(change))):
+        RunRequest.from_dict({**EVERYTHING.to_dict(), **change})
 
 
 def test_a_secret_is_hidden_in_whichever_part_it_stands_and_nothing_else_is():

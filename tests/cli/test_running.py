@@ -63,6 +63,24 @@ def test_exit_codes_and_the_way_on(cli, end, code):
     assert f"steps run --resume {run['id']}" in result.err
 
 
+def test_runs_are_listed_with_their_names_overrides_and_what_became_of_their_main_metric(cli):
+    for name, seed in (("a", 1), ("a", 2), ("b", 3)):
+        assert cli("run", "toy/train", "-c", "tiny", "--name", name, f"seed={seed}").code == 0
+    rows = [line.split("  ") for line in cli("runs", "--limit", "2").out.splitlines()]
+    assert [(row[0], *row[-2:]) for row in rows] == [
+        ("a", "held out reward 0.25 → 0.75", "toy/train -c tiny seed=2"),
+        ("b", "held out reward 0.25 → 0.75", "toy/train -c tiny seed=3"),
+    ]
+    listed = cli("runs", "--json").json
+    metric = {"name": "held_out_reward", "before": 0.25, "after": 0.75}
+    asked = [(run["run_name"], run["overrides"], run["metric"]) for run in listed]
+    assert asked == [("a", ["seed=1"], metric), ("a", ["seed=2"], metric), ("b", ["seed=3"], metric)]
+    page = Path(cli("index", "--json").json["index"]).read_text()
+    assert "held out reward 0.25 → 0.75" in page and f"a ({listed[0]['id'][16:]})</a>" in page
+    assert cli("run", "--resume", "a", "--json").json["run"] == listed[1]["id"]
+    assert "alone goes on" in cli("run", "--resume", "a", "--name", "c").err
+
+
 def test_resume_needs_only_the_run(cli):
     cli("run", "toy/train", "-c", "tiny", "end=interrupt", "optimizer.lr=0.4")
     (run,) = cli("runs", "--json").json

@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,9 +128,10 @@ def row(step_id: str, pack: str, *, consumes: str = "", produces: str = "") -> S
 
 def test_a_row_is_found_by_its_id_and_by_its_packs_name_before_it() -> None:
     rows = (row("a/x", "one", produces="a b"), row("two:a/x", "two", consumes="a b"), row("ab/y", "two"))
+    rows = (rows[0], replace(rows[1], aliases=("z",)), replace(rows[2], aliases=("y", "ab/y")))
     index = Index(rows, (), TypeGraph())
-    asked = ("a/x", "one:a/x", "two:a/x", "two:ab/y", "one:ab/y", "x")
-    assert [index.step(name) for name in asked] == [rows[0], rows[0], rows[1], rows[2], None, None]
+    asked = ("a/x", "one:a/x", "two:a/x", "two:ab/y", "Y", "one:ab/y", "x", "z")
+    assert [index.step(name) for name in asked] == [rows[0], rows[0], rows[1], rows[2], rows[2], None, None, None]
     assert [each.plain_id for each in rows] == ["a/x", "a/x", "ab/y"]
     assert index.select(category="a") == rows[:1] and index.select(category="ab") == rows[2:]
     assert index.select(produces="b") == rows[:1] and index.select(consumes="b") == rows[1:2]

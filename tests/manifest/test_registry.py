@@ -40,6 +40,20 @@ def test_copies_are_one_step_wherever_they_lie_and_a_third_pack_hides_behind_bot
     assert "did you mean 'three:demo/x'?" in caught.value.hints
 
 
+def test_an_alias_finds_the_one_step_that_has_it_where_nothing_else_goes_by_it(tmp_path: Path) -> None:
+    def named(step_id: str, *aliases: str) -> str:
+        return step_text(step_id).replace('category = "demo"', f"aliases = {[*aliases]}")
+
+    one = {"types": TYPES, "a": named("demo/x", "x", "w", "p", "y"), "p": PIPELINE.format("p")}
+    registry = packs(tmp_path, one=one, two={"b": named("demo/y", "y"), "c": named("w"), "d": named("demo/x", "z")})
+    asked = ("x", "X", "w", "p", "z", "demo/x")
+    assert [registry.step_id(name) for name in asked] == ["demo/x", "demo/x", "w", "p", "z", "demo/x"]
+    assert registry.step("X").id == "demo/x" and registry.find_step("z") is None
+    with pytest.raises(UnknownNameError, match="'y' is several steps") as caught:
+        registry.step("y")
+    assert caught.value.expected == "demo/x or demo/y"
+
+
 def test_a_pipeline_under_a_steps_name_goes_by_its_pack(tmp_path: Path) -> None:
     files = {"types": TYPES, "a": step_text("demo/x"), "p": PIPELINE.format("demo/x"), "q": PIPELINE.format("q")}
     registry = packs(tmp_path, one=files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from nemotron_steps.errors import UnknownNameError
 from nemotron_steps.runs.locks import hold
 from nemotron_steps.runs.run_folder import (
     RunFolder,
+    called,
     get_run,
     list_runs,
     parse_lines,
@@ -59,6 +61,20 @@ def test_a_run_is_found_by_a_part_that_it_has_alone(store: ArtifactStore) -> Non
     with pytest.raises(UnknownNameError, match="no run is called 'nothing-like-it'") as caught:
         get_run(store, "nothing-like-it")
     assert caught.value.hints == ("steps runs",)
+
+
+def test_a_name_is_the_newest_run_of_that_name_where_no_id_begins_so(store: ArtifactStore) -> None:
+    ids = ("20260101-000000-rlhf-aa", "20260102-000000-sft-bb", "20260103-000000-sft-cc", "30-x")
+    for run, name in zip(ids, ("sft", "sft", "2", "aa"), strict=True):
+        recorded(store, run, request={"targets": ["x"], "name": name})
+    found = {asked: get_run(store, asked).id for asked in ("sft", "3", "aa", "rlhf")}
+    assert found == {"sft": ids[1], "3": ids[3], "aa": ids[3], "rlhf": ids[0]}
+    with pytest.raises(UnknownNameError, match="no run is called 'sfft'") as caught:
+        get_run(store, "sfft")
+    assert caught.value.hints[0] == "did you mean 'sft'?"
+    every = list_runs(store)
+    assert [called(info, every) for info in every] == ["sft (rlhf-aa)", "sft", "2", "aa"]
+    assert called(replace(every[1], request={}), every) == "sft-bb"
 
 
 def test_a_run_whose_process_cannot_be_seen_from_here_is_not_taken_for_dead(store: ArtifactStore) -> None:

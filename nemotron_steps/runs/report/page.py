@@ -28,7 +28,7 @@ from nemotron_steps.runs import log_format
 from nemotron_steps.runs.report import svg
 from nemotron_steps.runs.report.data import RunReport, StepReport, read_report
 from nemotron_steps.runs.report.seed_stats import MEANING, Outcome, as_text, spread_tables
-from nemotron_steps.runs.run_folder import KILLED, RunInfo, list_runs
+from nemotron_steps.runs.run_folder import KILLED, RunInfo, called, list_runs
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -111,6 +111,7 @@ def _templates() -> Environment:
     found.tests.update(change=log_format.is_change, table=log_format.is_table)
     filters: dict[str, Callable[..., Any]] = {
         "as_float": as_float,
+        "metric": log_format.metric_text,
         "date": lambda when: time.strftime("%Y-%m-%d %H:%M", time.localtime(when)),
         "number": log_format.number,
         "seconds": log_format.seconds,
@@ -220,6 +221,7 @@ def render_index(title: str, runs: Sequence[RunInfo], artifacts: Sequence[Artifa
         artifacts=sorted(artifacts, key=lambda artifact: artifact.created, reverse=True),
         report_of=report_of,
         folder_of=lambda artifact: link(artifact.path) if artifact.path.is_dir() else "",
+        called=lambda run: called(run, runs),
         asked_for=lambda run: command_of(run.request) or run.name,
         states=lambda run: Counter(str(step.get("state", "pending")) for step in run.steps.values()),
         # A killed run could not write down when it ended.
