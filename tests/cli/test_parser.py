@@ -9,8 +9,8 @@ from dataclasses import fields, replace
 import pytest
 
 from nemotron_steps.cli.errors import SWITCHES, Typed
-from nemotron_steps.cli.parser import build, refuse_flags_first
-from nemotron_steps.session.run_request import RunRequest
+from nemotron_steps.cli.parser import build, refuse_flags_first, request_of
+from nemotron_steps.session.run_request import RunRequest, UsageError
 
 
 @pytest.mark.parametrize("first", ["-h", "--help", "--version"])
