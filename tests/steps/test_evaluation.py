@@ -27,7 +27,7 @@ def test_what_a_generator_cannot_do_is_told_with_the_keys_of_this_step() -> None
     ("given", "where", "hint"),
     [
         ({}, "model", "--input model=PATH"),
-        ({"model": "x"}, "data.data_path", "--input prompts=FOLDER   # with heldout.jsonl, the split that is graded"),
+        ({"model": "x"}, "data.data_path", "--input prompts=PATH"),
     ],
 )
 def test_what_is_missing_of_an_evaluation_is_asked_for(
