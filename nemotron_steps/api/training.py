@@ -156,13 +156,6 @@ def _cell(value: Any, where: str) -> Any:
 
 _GIVEN = "given"
 """Folder of the home for functions and rows that have no file of their own."""
-_OTHER_NAMES = {
-    "reward_funcs": "rewards",
-    "train_dataset": "dataset",
-    "eval_dataset": "validation",
-    "reward": "rewards",
-}
-"""Arguments as other trainers, and the command line, call them."""
 _WORTH_SPLITTING = 50
 """Prompts in memory from which a tenth is held out."""
 _HELD_OUT = 64
@@ -177,6 +170,12 @@ class _Asked:
     """The port of the model."""
     DATA: ClassVar[str]
     """The port of the rows."""
+    OTHER_NAMES: ClassVar[Mapping[str, str]] = {
+        "train_dataset": "dataset",
+        "rows": "dataset",
+        "eval_dataset": "validation",
+    }
+    """Arguments as others call them."""
 
     def __init__(
         self,
@@ -198,8 +197,8 @@ class _Asked:
                 expected="model, dataset and validation",
                 hints=(f"run({self.STEP!r}, inputs={{{self.MODEL!r}: MODEL, {self.DATA!r}: DATA}})",),
             )
-        for name, here in _OTHER_NAMES.items():
-            if name in sections and not (name == "reward" and _is_config(sections[name])):
+        for name, here in self.OTHER_NAMES.items():
+            if name in sections:
                 what = f"{type(self).__name__} has no argument '{name}'"
                 raise RequestError(what, where=name, expected=here, hints=(f"{here}=…",))
         self._session = session_of(home)
@@ -253,6 +252,7 @@ class _Graded(_Asked):
     """One whose rows are graded."""
 
     DATA = "prompts"
+    OTHER_NAMES: ClassVar = {**_Asked.OTHER_NAMES, "reward_funcs": "rewards"}
 
     @arguments_of(_Asked.__init__)
     def __init__(
@@ -266,7 +266,11 @@ class _Graded(_Asked):
         home: str | os.PathLike[str] | None = None,
         **request: Any,
     ) -> None:
-        if rewards is None and not _is_config(request.get("reward")):
+        given = request.get("reward")
+        named = given if isinstance(given, list | tuple) else [given]
+        if not all(each is None or isinstance(each, str | Mapping) for each in named):  # no names, as the config's key
+            if rewards is not None:
+                raise RequestError("rewards are given twice", where="reward, rewards", hints=("rewards=[…]",))
             rewards = request.pop("reward")
         functions = _named(rewards, weights, session_of(home).store.backend.local(_GIVEN) / "rewards")
         texts = [f"reward={override_value(functions)}"] if functions else []
@@ -390,12 +394,6 @@ def evaluate(
         The run: `result.summary["reward"]` is the mean reward, `result.metrics["heldout/reward"][0]` as well.
     """
     return Evaluation(model, dataset, rewards, **request).run(force=force, wait=wait, progress=progress)
-
-
-def _is_config(reward: Any) -> bool:
-    """Whether it is what the key `reward` takes: names, no functions."""
-    named = reward if isinstance(reward, list | tuple) else [reward]
-    return all(each is None or isinstance(each, str | Mapping) for each in named)
 
 
 def _validates(flat: Mapping[str, Any]) -> bool:
