@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from nemotron_steps.api.artifacts import Artifacts
-    from nemotron_steps.api.grpo import GRPO
     from nemotron_steps.api.planned import Planned, plan
     from nemotron_steps.api.registry import Registry
     from nemotron_steps.api.result import Result, open_run
     from nemotron_steps.api.running import run
+    from nemotron_steps.api.training import DPO, GRPO, SFT, evaluate
     from nemotron_steps.errors import StepsError
 
 sys.meta_path.insert(0, MovedModules)  # before a folder that an old module left behind
@@ -28,24 +28,30 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "Artifacts": "nemotron_steps.api.artifacts",
-    "GRPO": "nemotron_steps.api.grpo",
+    "DPO": "nemotron_steps.api.training",
+    "GRPO": "nemotron_steps.api.training",
     "Planned": "nemotron_steps.api.planned",
     "Registry": "nemotron_steps.api.registry",
     "Result": "nemotron_steps.api.result",
+    "SFT": "nemotron_steps.api.training",
     "StepsError": "nemotron_steps.errors",
+    "evaluate": "nemotron_steps.api.training",
     "open_run": "nemotron_steps.api.result",
     "plan": "nemotron_steps.api.planned",
     "run": "nemotron_steps.api.running",
 }
 
 __all__ = [
+    "DPO",
     "GRPO",
+    "SFT",
     "Artifacts",
     "Planned",
     "Registry",
     "Result",
     "StepsError",
     "__version__",
+    "evaluate",
     "open_run",
     "plan",
     "run",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MOVED: dict[str, str] = {
+    "api.grpo": "api.training",
     "engine.native": "engine.kernels",
     "config.schema.difficulty": "config.schema.eval",
     "config.schema.genrm": "config.schema.sft",

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from html import escape
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.cli.plans import plan_fields, show_plan
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Overrides = Iterable[str] | Mapping[str, Any]
 Over = Iterable[str] | Mapping[str, Iterable[Any]]
 Target = str | Iterable[str]
-Input = str | os.PathLike[str] | Artifact
+Input: TypeAlias = "str | os.PathLike[str] | Artifact | Result"
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 _BARE = re.compile(r"[A-Za-z/][\w./:-]*", re.ASCII)
@@ -108,7 +108,19 @@ def arguments_of(listed: Callable[..., Any]) -> Callable[[FunctionT], FunctionT]
 
 
 def reference(given: Input) -> str:
-    """An input as the command line names it. RequestError for what has no name there, such as a loaded model."""
+    """An input as the command line names it; of a run, the model that it made. RequestError for what has no name there,
+    such as a loaded model."""
+    from nemotron_steps.api.result import Result
+
+    if isinstance(given, Result):
+        if "model" not in given.outputs:
+            raise RequestError(
+                f"run '{given.id}' has made no model",
+                expected="a training that is done",
+                found=f"{given.status}: {', '.join(given.outputs) or 'no outputs'}",
+                hints=(f"steps status {given.id}",),
+            )
+        given = given.outputs["model"]
     if isinstance(given, Artifact):
         return given.ref
     if isinstance(given, str | os.PathLike):

@@ -109,11 +109,10 @@ def model_eval(context: StepContext[EvalConfig]) -> None:
     config = context.config
     if config.model is None or config.data.data_path is None:
         missing = "model" if config.model is None else "data.data_path"
-        mends = ["--input prompts=FOLDER   # with heldout.jsonl, the split that is graded", "data.data_path=FILE.jsonl"]
-        mends = ["--input model=PATH"] if config.model is None else mends
+        mends = ["--input model=PATH"] if config.model is None else ["--input prompts=PATH", "data.data_path=FILE"]
         raise ConfigError("nothing to evaluate", where=missing, hints=mends)
     rows = read_rows(config.data.data_path)[: config.evaluation.max_prompts]
-    context.tracker.progress(f"grading {len(rows)} prompts", 0, None)
+    context.tracker.progress(f"grading {len(rows)} prompts of {Path(config.data.data_path).name}", 0, None)
     only = config.evaluation.environment
     graded, collector = grade(Path(config.model), {"prompts": rows}, config, context.tracker, environment=only)
     groups = graded["prompts"]

@@ -86,13 +86,18 @@ def check_generation(
         if _is_here(folder, port, inputs):
             known[port] = check_tensors(Path(folder)).facts
     _refuse_of_vllm(known, config)
-    check_judges(config, inputs)
+    check_graders(config, inputs)
 
 
-def check_judges(
+def check_graders(
     config: EvalConfig | StagesEvalConfig | DifficultyConfig | RlConfig, inputs: Mapping[str, Artifact | None]
 ) -> None:
-    """Refuse folders that a step's judges cannot generate from; those that are here, and that no earlier step makes."""
+    """Refuse folders that a step's judges cannot generate from; those that are here, and that no earlier step makes.
+    And a reward function that does not load."""
+    custom = config.env.nemo_gym.environments.get("reward_function")
+    for each in custom.get("functions", ()) if isinstance(custom, Mapping) else ():
+        if isinstance(each, Mapping) and isinstance(each.get("function"), str):
+            load(each["function"])  # what a function of the user's own needs may not be installed here
     known: dict[str, ModelSpec] = {}
     for role in JUDGE_ROLES:
         judge = config.env.nemo_gym.judge(role)
@@ -166,11 +171,7 @@ def check_rl(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> Iterabl
     """Refuse what the step would refuse when it starts, as far as its prompts exist. See StepTable.preflight."""
     raise_if_rl_needs_ray(config)
     refuse_violations(config, inputs)
-    check_judges(config, inputs)
-    custom = config.env.nemo_gym.environments.get("reward_function")
-    for each in custom.get("functions", ()) if isinstance(custom, Mapping) else ():
-        if isinstance(each, Mapping) and isinstance(each.get("function"), str):
-            load(each["function"])  # what a function of the user's own needs may not be installed here
+    check_graders(config, inputs)
     if "validation" in inputs and not validation_keys(config):
         raise ConfigError(
             "there are prompts to validate on, and nothing asks for a validation",

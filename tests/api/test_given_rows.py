@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.api.grpo import data_reference
+from nemotron_steps.api.training import data_reference
 from nemotron_steps.errors import DataError
 
 ROWS = [{"prompt": "1 + 1?", "answer": "2", "level": 1}, {"prompt": "é", "answer": None, "level": 2}]

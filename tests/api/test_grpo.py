@@ -1,4 +1,4 @@
-"""GRPO from a model, rows and functions in Python: the same run as on the command line."""
+"""GRPO, SFT, DPO and evaluate from a model, rows and functions in Python: the same runs as on the command line."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps import GRPO, open_run, run
-from nemotron_steps.api.grpo import _config_for
+from nemotron_steps import DPO, GRPO, SFT, evaluate, open_run, run
+from nemotron_steps.api.training import Evaluation, _config_for
 from nemotron_steps.cli.main import steps
 from nemotron_steps.config.profiles import Profile
+from nemotron_steps.errors import ConfigError, RequestError
 from tests.api.conftest import ROWS, TINY
 
 WORTH = {"a": 1.0}
@@ -70,6 +71,106 @@ def test_validation_is_asked_for_where_no_key_says_when(model: Path, workplace: 
     assert "grpo.val_at_start=true" not in command(overrides=["grpo.val_at_end=true"])
     (workplace / "own.yaml").write_text("defaults: [cpu]\ngrpo: {val_at_start: true}\n")
     assert "grpo.val_at_end=true" not in GRPO(model, ROWS, shorter, config="own", validation="held.jsonl").command
+
+
+PAIRS = [{"prompt": row["prompt"], "chosen": row["answer"], "rejected": "no"} for row in ROWS]
+
+
+@pytest.mark.slow
+@pytest.mark.chain
+def test_what_one_step_makes_is_the_model_of_the_next(model: Path, workplace: Path) -> None:
+    datasets, pandas = pytest.importorskip("datasets"), pytest.importorskip("pandas")
+    small: dict[str, Any] = {
+        "config": "cpu",
+        "policy": {"max_total_sequence_length": 64, "train_global_batch_size": 4},
+    }
+    chats = datasets.Dataset.from_list(ROWS)
+    sft = SFT(model, chats, validation=ROWS[:2], sft={"max_num_steps": 2}, **small).run(progress=False)
+    assert set(sft.metrics["validation_loss"]) == {0, 2} and list(sft.metrics["loss"]) == [1, 2]
+    dpo = DPO(sft, pandas.DataFrame(PAIRS), validation=PAIRS[:2], dpo={"max_num_steps": 2}, **small)
+    aligned = dpo.run(progress=False)
+    assert aligned.summary["validation_accuracy"]["before"] == 0.5
+    graded = evaluate(aligned, ROWS, reward=shorter, progress=False, **SHORT)
+    answers = (graded.outputs["report"].path / "answers.jsonl").read_text().splitlines()
+    rewards = [json.loads(line)["reward"] for line in answers]
+    assert len(rewards) == len(ROWS) and all(reward < 0 for reward in rewards)
+    assert graded.metrics["heldout/reward"] == {0: graded.summary["reward"]} == {0: pytest.approx(sum(rewards) / 8)}
+    with pytest.raises(RequestError, match="has made no model") as caught:
+        GRPO(graded, ROWS, shorter)
+    assert caught.value.found == "done: report"
+
+
+SHORT = {"evaluation": {"max_total_sequence_length": 64}, "generation": {"max_new_tokens": 4}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "rows", "more", "inserted", "said"),
+    [
+        (SFT, ROWS, {}, ["data_prep/import_chats"], "-c cpu --input model="),
+        (SFT, [{"text": "Human: 1?\n\nAssistant: 2"}], {"config": "one_gpu"}, ["data_prep/import_chats"], "-c one_gpu"),
+        (SFT, ROWS, {"validation": ROWS[:2]}, ["data_prep/import_chats"] * 2, "--input validation="),
+        (DPO, PAIRS, {}, ["convert/hf_to_megatron"], "--input preferences="),
+        (Evaluation, ROWS, {"rewards": shorter, **SHORT}, ["data_prep/import_prompts"], "reward="),
+        (Evaluation, ROWS, {"reward": [shorter], "weights": [2], **SHORT}, ["data_prep/import_prompts"], "weight: 2.0"),
+    ],
+)  # fmt: skip
+def test_rows_in_memory_are_imported_for_the_step_that_is_asked_for(
+    model: Path, workplace: Path, asked: Any, rows: Any, more: dict[str, Any], inserted: list[str], said: str
+) -> None:
+    more = {"policy": {"max_total_sequence_length": 64}, "config": "cpu", **more} if asked is not Evaluation else more
+    one = asked(model, rows, **more)
+    *before, goal = one.plan().steps
+    assert sorted(key.partition("#")[0] for key in before) == inserted and goal == asked.STEP
+    assert said in one.command
+
+
+@pytest.mark.parametrize(
+    ("asked", "more", "error", "told"),
+    [
+        (SFT, {"train_dataset": ROWS}, RequestError, "SFT has no argument 'train_dataset'"),
+        (DPO, {"inputs": {}}, RequestError, "DPO names its step and inputs itself"),
+        (SFT, {"rewards": shorter}, RequestError, "a config holds numbers"),
+        (GRPO, {"rewards": shorter, "reward": shorter}, RequestError, "given twice"),
+        (GRPO, {"reward_funcs": shorter}, RequestError, "GRPO has no argument 'reward_funcs'"),
+        (Evaluation, {"rewards": shorter, "weights": []}, ConfigError, "every reward has a weight"),
+    ],
+)
+def test_what_a_step_has_no_use_for_is_refused(workplace: Path, asked: Any, more: Any, error: Any, told: str) -> None:
+    with pytest.raises(error, match=told):
+        asked("my-model", ROWS, **more)
+
+
+MANY = [{"prompt": f"{a} + {b}?", "answer": str(a + b)} for a in range(1, 11) for b in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "held"),
+    [
+        (MANY, {}, 5),
+        ([*MANY, *reversed(MANY)], {}, 10),  # whoever asks the same is on the same side
+        (MANY * 20 + [{"prompt": f"{a}?"} for a in range(1000)], {}, None),
+        (MANY[:49] * 2, {}, 0),
+        (MANY, {"validation": False}, 0),
+        (MANY, {"overrides": ["data.validation.data_path=own.jsonl"]}, 0),
+    ],
+)
+def test_a_tenth_of_many_prompts_is_held_out(
+    workplace: Path, rows: Any, more: dict[str, Any], held: int | None
+) -> None:
+    def sides(given: Any) -> list[list[Any]]:
+        words = training_words(GRPO("my-model", given, shorter, **more))
+        files = [word.partition("=")[2] for word in words if word.startswith(("prompts=", "validation="))]
+        assert ("grpo.val_at_start=true" in words) is (len(files) == 2)
+        return [[json.loads(line) for line in Path(file).read_text().splitlines()] for file in files]
+
+    train, *rest = sides(rows)
+    assert sides(rows) == [train, *rest] and len(train) + sum(map(len, rest)) == len(rows)
+    if held == 0:
+        assert train == rows and not rest
+        return
+    asked, kept = ({row["prompt"] for row in side} for side in (train, *rest))
+    assert not asked & kept and len(kept) == (64 if held is None else 5)
+    assert held is None or len(rest[0]) == held
 
 
 def training_words(training: GRPO) -> list[str]:

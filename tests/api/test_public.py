@@ -7,7 +7,8 @@ import sys
 
 import nemotron_steps
 
-NAMES = {"GRPO", "Artifacts", "Planned", "Registry", "Result", "StepsError", "open_run", "plan", "run"}
+NAMES = {"DPO", "GRPO", "SFT", "Artifacts", "Planned", "Registry", "Result", "StepsError"}
+NAMES |= {"evaluate", "open_run", "plan", "run"}
 
 
 def test_the_public_names_are_exactly_these() -> None:

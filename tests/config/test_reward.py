@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from nemotron_steps.config.schema.base import Section
+from nemotron_steps.config.schema.eval import DifficultyConfig, EvalConfig, StagesEvalConfig
 from nemotron_steps.config.schema.rl import RlConfig
 
 
@@ -17,6 +19,23 @@ def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.write_text("def score(completions, **columns):\n    return [0.0] * len(completions)\n")
     monkeypatch.chdir(tmp_path)
     return path
+
+
+def functions(config: Any) -> list[dict[str, Any]]:
+    assert config.env.only_environment == "reward_function"
+    assert config.reward is None
+    return config.env.nemo_gym.environments["reward_function"]["functions"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("schema", [RlConfig, EvalConfig, StagesEvalConfig, DifficultyConfig])
+def test_one_key_routes_every_row_to_the_function(rewards: Path, schema: type[Section]) -> None:
+    (function,) = functions(schema.model_validate({"reward": "rewards.py:score"}))
+    assert function["function"] == f"{rewards}:score"
+
+
+def test_no_other_grader_of_an_evaluation_is_left(rewards: Path) -> None:
+    given = {"reward": "rewards.py:score", "evaluation": {"environment": "reasoning_gym"}}
+    assert EvalConfig.model_validate(given).evaluation.environment is None
 
 
 @pytest.mark.parametrize("text", [b"def score(:", b"\0"])

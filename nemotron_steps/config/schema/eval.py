@@ -9,6 +9,7 @@ from pydantic import Field, PositiveInt
 
 from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section
 from nemotron_steps.config.schema.policy import GenerationConfig
+from nemotron_steps.config.schema.reward import RewardedConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, DataFileConfig, EnvConfig, PromptFilesConfig
 from nemotron_steps.config.schema.vllm_options import of_sampling, option_rules
 
@@ -28,9 +29,10 @@ class EvaluationConfig(Section):
     seed: int = Field(0, ge=0)
 
 
-class GradingConfig(Section):
+class GradingConfig(RewardedConfig):
     """What every evaluation has."""
 
+    GRADER: ClassVar[str | None] = "evaluation.environment"
     MODEL: ClassVar[str] = "model"
     """The key of what it samples from."""
 
@@ -93,7 +95,7 @@ class DifficultySettings(Section):
     """Prompts under way together; None: as many as fill the generators twice."""
 
 
-class DifficultyConfig(Section):
+class DifficultyConfig(RewardedConfig):
     """The whole config of `data_prep/difficulty`: a policy samples each prompt; prompts are dropped and sorted by the
     outcome."""
 

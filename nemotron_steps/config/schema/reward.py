@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.base import Rule, Section, get_raw, put_raw, raise_if_broken
@@ -33,7 +33,23 @@ class RewardFunctionConfig(Section):
 Reward = Function | RewardFunctionConfig | tuple[Function | RewardFunctionConfig, ...] | None
 
 
-def move(values: Any) -> Any:
+class RewardedConfig(Section):
+    """A config whose rows functions of the user's own may grade."""
+
+    GRADER: ClassVar[str | None] = None
+    """The key that would grade every row instead, which `reward` unsets."""
+
+    reward: Reward = None
+    """Functions of the user's own that grade every row: `FILE.py:NAME`, or a list of {function, weight}. Stands for
+    `env.environment=reward_function` with its settings, and is null afterwards."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_reward(cls, values: Any) -> Any:
+        return _moved(values, cls.GRADER)
+
+
+def _moved(values: Any, grader: str | None) -> Any:
     """A copy of a config's raw values with what `reward` says at `env`: files by their path from the root.
 
     Raises BrokenRulesError for a file that does not exist, is not valid Python, or does not define the function.
@@ -55,6 +71,7 @@ def move(values: Any) -> Any:
             entry["function"] = f"{_file(place)}:{name}"
     values = put_raw(values, "env.should_use_nemo_gym", False)
     values = put_raw(values, "env.environment", ENVIRONMENT)
+    values = values if grader is None else put_raw(values, grader, None)
     return put_raw(put_raw(values, f"{_SETTINGS}.functions", entries), "reward", None)
 
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.schema import reward as own_reward
 from nemotron_steps.config.schema.base import OPERATIONAL, OnlyIf, Rule, Section, get_raw, move_alias, put_raw
 from nemotron_steps.config.schema.grpo import GrpoConfig, LossFnConfig, RewardPenaltiesConfig
 from nemotron_steps.config.schema.policy import GeneratingPolicyConfig
+from nemotron_steps.config.schema.reward import RewardedConfig
 from nemotron_steps.config.schema.vllm_options import OF_POLICY, option_rules
 
 
@@ -200,12 +200,9 @@ class SignalsConfig(Section):
             yield Rule("stop_on", what, f"stop_on=[{','.join(filter(None, meant))}]")
 
 
-class RlConfig(Section):
+class RlConfig(RewardedConfig):
     """The whole config of a GRPO step."""
 
-    reward: own_reward.Reward = None
-    """Functions of the user's own that grade every row: `FILE.py:NAME`, or a list of {function, weight}. Stands for
-    `env.environment=reward_function` with its settings, and is null afterwards."""
     grpo: GrpoConfig = GrpoConfig()
     loss_fn: LossFnConfig = LossFnConfig()
     reward_penalties: RewardPenaltiesConfig = RewardPenaltiesConfig()
@@ -223,11 +220,6 @@ class RlConfig(Section):
         dtensor = get_raw(values, "policy.dtensor_cfg.enabled") is True
         target = "policy.optimizer.kwargs.lr" if dtensor else "policy.megatron_cfg.optimizer.lr"
         return move_alias(values, "grpo.learning_rate", target, PositiveFloat)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _own_reward(cls, values: Any) -> Any:
-        return own_reward.move(values)
 
     @model_validator(mode="before")
     @classmethod

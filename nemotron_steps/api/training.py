@@ -1,0 +1,442 @@
+"""SFT, DPO, GRPO and an evaluation from a model, a data set and reward functions: steps, asked for in Python.
+
+There is no trainer here. What is given becomes what the command line takes (a checkpoint, rows, `reward=`), so that
+caching, lineage, resuming and every config key are those of the step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, ClassVar
+
+from nemotron_steps.api.functions import Reward, function_reference
+from nemotron_steps.api.planned import (
+    Input,
+    Over,
+    Overrides,
+    Planned,
+    arguments_of,
+    override_list,
+    override_value,
+    request_for,
+    session_of,
+    variables_of,
+)
+from nemotron_steps.api.result import Result
+from nemotron_steps.artifacts.models import Artifact
+from nemotron_steps.config.profiles import Profile
+from nemotron_steps.errors import ConfigError, DataError, RequestError, StepsError, UnsupportedError
+from nemotron_steps.rows.layouts import has_pair, prompt_layout, read_prompt, without_padding
+
+_CORRECT = '{"prompt": "What is 1 + 1?", "answer": "2"}'
+
+
+def data_reference(dataset: Any, folder: Path, *, argument: str = "dataset", of_prompts: bool = True) -> str:
+    """What a plan takes as the input for a data set: a path, a reference or an artifact as it is, or the file in
+    `folder` that rows in memory are written to. `of_prompts`: the first row must have one. DataError for what holds no
+    rows, or a row that JSON cannot hold."""
+    if isinstance(dataset, Artifact):
+        return dataset.ref
+    if isinstance(dataset, str | os.PathLike):
+        return os.fspath(dataset)
+    if isinstance(dataset, Mapping):
+        names = ", ".join(map(str, dataset))
+        raise DataError(
+            "one data set is wanted, and this is a mapping of several, or a single row",
+            where=argument,
+            expected="rows, or a path",
+            found=f"{type(dataset).__name__} of {names[:120]}",
+            hints=tuple(f"{argument}={argument}[{name!r}]" for name in list(dataset)[:1]),
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    count = 0
+    with NamedTemporaryFile("wb", dir=folder, suffix=".partial", delete=False) as file:
+        try:
+            for count, row in enumerate(_rows(dataset, argument), start=1):
+                line = _line(row, count, argument, of_prompts)
+                digest.update(line)
+                file.write(line)
+            if not count:
+                raise DataError("the data set has no rows", where=argument, expected=f"a row like {_CORRECT}")
+            file.close()
+            path = folder / f"{digest.hexdigest()[:16]}.jsonl"
+            os.replace(file.name, path)
+        finally:
+            Path(file.name).unlink(missing_ok=True)
+    return str(path)
+
+
+def _rows(dataset: Any, argument: str) -> Iterator[Any]:
+    """The rows of anything that has some."""
+    if hasattr(dataset, "itertuples") and hasattr(dataset, "columns"):  # pandas
+        names = [str(name) for name in dataset.columns]
+        for values in dataset.itertuples(index=False, name=None):
+            yield without_padding(dict(zip(names, values, strict=True)))
+    elif hasattr(dataset, "__arrow_c_stream__"):  # polars, pyarrow, duckdb
+        try:
+            from pyarrow import RecordBatchReader
+        except ImportError as error:
+            raise UnsupportedError(
+                f"a {type(dataset).__module__}.{type(dataset).__name__} is read by pyarrow, which is not installed",
+                where=argument,
+                hints=("pip install 'nemotron-steps[data]'",),
+            ) from error
+        for batch in RecordBatchReader.from_stream(dataset):  # one in memory at a time
+            yield from map(without_padding, batch.to_pylist())
+    elif isinstance(dataset, Iterable):
+        yield from map(without_padding, dataset) if hasattr(dataset, "features") else dataset  # of `datasets`
+    else:
+        raise DataError(
+            "this holds no rows",
+            where=argument,
+            expected="a list of rows, a datasets.Dataset, a DataFrame, or the path of a file or folder",
+            found=type(dataset).__name__,
+            hints=(f"{argument}={argument}.collect()",) if callable(getattr(dataset, "collect", None)) else (),
+        )
+
+
+def _line(row: Any, number: int, argument: str, of_prompts: bool) -> bytes:
+    if not isinstance(row, Mapping):
+        raise DataError(
+            "a row is a mapping of columns",
+            where=f"{argument}, row {number}",
+            expected=f"a row like {_CORRECT}",
+            found=f"{type(row).__name__} {str(row)[:80]!r}",
+            hints=(f'{argument}=[{{"prompt": text}} for text in {argument}]',) if isinstance(row, str) else (),
+        )
+    if number == 1 and of_prompts and not prompt_layout(row)[1] and not has_pair(row):
+        texts = [name for name, value in row.items() if isinstance(value, str)]
+        texts.sort(key=lambda name: -len(row[name]))
+        raise DataError(
+            "nothing in the rows is a prompt",
+            where=f"{argument}, row 1",
+            expected=f"a row like {_CORRECT}",
+            found="columns " + ", ".join(map(str, row))[:200],
+            hints=[f'{argument}=[{{**row, "prompt": row["{name}"]}} for row in {argument}]' for name in texts[:2]],
+        )
+    cells = {str(name): _cell(value, f"{argument}, row {number}, column {name}") for name, value in row.items()}
+    # A text may hold half of a surrogate pair, which JSON has as an escape.
+    return json.dumps(cells, ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace") + b"\n"
+
+
+def _cell(value: Any, where: str) -> Any:
+    """A value as JSON has it; a missing number or date of a table is null."""
+    if isinstance(value, bool | int | str) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _cell(item, where) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_cell(item, where) for item in value]
+    if callable(getattr(value, "model_dump", None)):  # pydantic, as OpenAI's messages
+        return _cell(value.model_dump(), where)
+    if callable(getattr(value, "tolist", None)):  # numpy
+        return _cell(value.tolist(), where)
+    if type(value).__name__ in ("NAType", "NaTType"):  # pandas; its missing date has an isoformat
+        return None
+    if callable(getattr(value, "isoformat", None)):  # dates
+        return str(value.isoformat())
+    raise DataError(
+        "the value has no form in JSON",
+        where=where,
+        expected="texts, numbers, lists and mappings of them",
+        found=f"{type(value).__module__}.{type(value).__qualname__}",
+        hints=("leave the column out of the rows",),
+    )
+
+
+_GIVEN = "given"
+"""Folder of the home for functions and rows that have no file of their own."""
+_WORTH_SPLITTING = 50
+"""Prompts in memory from which a tenth is held out."""
+_HELD_OUT = 64
+"""Prompts held out at most."""
+
+
+class _Asked:
+    """A step that is asked for with a model and rows, ready to be planned or run."""
+
+    STEP: ClassVar[str]
+    MODEL: ClassVar[str]
+    """The port of the model."""
+    DATA: ClassVar[str]
+    """The port of the rows."""
+    OTHER_NAMES: ClassVar[Mapping[str, str]] = {
+        "train_dataset": "dataset",
+        "rows": "dataset",
+        "eval_dataset": "validation",
+    }
+    """Arguments as others call them."""
+
+    def __init__(
+        self,
+        model: Input,
+        dataset: Any,
+        *,
+        validation: Any = None,
+        config: str | os.PathLike[str] | None = None,
+        overrides: Overrides = (),
+        home: str | os.PathLike[str] | None = None,
+        profile: str | None = None,
+        over: Over = (),
+        **sections: Any,
+    ) -> None:
+        if taken := [name for name in ("target", "inputs") if name in sections]:
+            raise RequestError(
+                f"{type(self).__name__} names its step and inputs itself",
+                where=", ".join(taken),
+                expected="model, dataset and validation",
+                hints=(f"run({self.STEP!r}, inputs={{{self.MODEL!r}: MODEL, {self.DATA!r}: DATA}})",),
+            )
+        for name, here in self.OTHER_NAMES.items():
+            if name in sections:
+                what = f"{type(self).__name__} has no argument '{name}'"
+                raise RequestError(what, where=name, expected=here, hints=(f"{here}=…",))
+        self._session = session_of(home)
+        self._rows = self._session.store.backend.local(_GIVEN) / "data"
+        inputs = {self.MODEL: model, self.DATA: self._reference(dataset, "dataset")}
+        if validation is not None and validation is not False:
+            inputs["validation"] = self._reference(validation, "validation")
+        self._request = request_for(
+            self.STEP,
+            config=config if config is not None else self._config(self._session.profile(profile)),
+            inputs=inputs,
+            overrides=overrides,
+            profile=profile,
+            over=over,
+            **sections,
+        )
+        self._complete(may_split=validation is None and not isinstance(dataset, str | os.PathLike | Artifact))
+
+    @property
+    def command(self) -> str:
+        """The same on the command line, after `steps run`."""
+        return self._request.redacted().typed
+
+    def plan(self) -> Planned:
+        """Type-check it; see `nemotron_steps.plan`. PlanError with every problem found."""
+        return Planned(self._session, self._request)
+
+    def run(
+        self,
+        *,
+        force: bool = False,
+        resume: str | None = None,
+        wait: bool = True,
+        progress: bool = True,
+        name: str | None = None,
+    ) -> Result:
+        """Run it; see `nemotron_steps.run`. What is there already is not made again."""
+        from nemotron_steps.api.running import run_request
+
+        return run_request(
+            self._session, self._request, force=force, resume=resume, wait=wait, progress=progress, name=name
+        )
+
+    def _reference(self, dataset: Any, argument: str) -> str:
+        return data_reference(dataset, self._rows, argument=argument, of_prompts=self.DATA == "prompts")
+
+    def _config(self, profile: Profile | None) -> str | None:
+        """Of the step, where none is named."""
+        return _config_for(profile)
+
+    def _complete(self, *, may_split: bool) -> None:
+        """Add to the request what follows from it; `may_split`: some of the rows may be kept from the training."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.command}>"
+
+
+class _Graded(_Asked):
+    """One whose rows are graded."""
+
+    DATA = "prompts"
+    OTHER_NAMES: ClassVar = {**_Asked.OTHER_NAMES, "reward_funcs": "rewards"}
+
+    @arguments_of(_Asked.__init__)
+    def __init__(
+        self,
+        model: Input,
+        dataset: Any,
+        rewards: Reward | Sequence[Reward] | None = None,
+        *,
+        weights: Sequence[float] | None = None,
+        overrides: Overrides = (),
+        home: str | os.PathLike[str] | None = None,
+        **request: Any,
+    ) -> None:
+        given = request.get("reward")
+        named = given if isinstance(given, list | tuple) else [given]
+        if not all(each is None or isinstance(each, str | Mapping) for each in named):  # no names, as the config's key
+            if rewards is not None:
+                raise RequestError("rewards are given twice", where="reward, rewards", hints=("rewards=[…]",))
+            rewards = request.pop("reward")
+        functions = _named(rewards, weights, session_of(home).store.backend.local(_GIVEN) / "rewards")
+        texts = [f"reward={override_value(functions)}"] if functions else []
+        super().__init__(model, dataset, overrides=[*texts, *override_list(overrides)], home=home, **request)
+
+
+class SFT(_Asked):
+    """A supervised fine-tuning (`sft/automodel`), ready to be planned or run.
+
+    Args:
+        model: a Hugging Face folder, a model's name on the hub, a reference or an artifact of the home, or the result
+            of an earlier run.
+        dataset: chats as OpenAI, ShareGPT, Alpaca, TRL or tables have them (docs/data.md), in the forms of GRPO's.
+        validation: further chats; the loss on them is there before and after the training.
+        config, overrides, home, profile, over, sections: as GRPO's.
+    """
+
+    STEP, MODEL, DATA = "sft/automodel", "model", "chats"
+
+
+class DPO(_Asked):
+    """A direct preference optimisation (`rl/nemo_rl/dpo`), ready to be planned or run.
+
+    Args:
+        model: as SFT's.
+        dataset: pairs of a `chosen` and a `rejected` answer (docs/data.md), in the forms of GRPO's.
+        validation: further pairs; the accuracy on them is there before and after the training.
+        config, overrides, home, profile, over, sections: as GRPO's.
+    """
+
+    STEP, MODEL, DATA = "rl/nemo_rl/dpo", "policy", "preferences"
+
+
+class GRPO(_Graded):
+    """A GRPO training (`rl/nemo_rl/rlvr`), ready to be planned or run.
+
+    Args:
+        model: a Hugging Face folder, a model's name on the hub, a reference or an artifact of the home, or the result
+            of an earlier run.
+        dataset: prompts as TRL, verl, OpenAI chats or tables have them (docs/data.md): a path, or rows in memory (a
+            list of mappings, a `datasets.Dataset`, a pandas or polars DataFrame, another table that exports Arrow).
+        rewards: functions `f(prompts, completions, **columns) -> list of numbers`, asynchronous or not, or
+            `FILE.py:NAME`. None: each row names the environment that grades it (`agent_ref`).
+        weights: of the functions; None: 1 each. The reward is the weighted sum.
+        validation: prompts to validate on, in any of the dataset's forms. Where no key says when, the policy is
+            validated before and after the training; `grpo={"val_period": 10}` does it every ten steps. None: of 50
+            or more prompts in memory a tenth, 64 at most, is held out for it. False: nothing is.
+        config: of the step; None: `one_gpu`, or `cpu` on a machine without GPUs. For a profile that works elsewhere
+            `cpu` means that its `gpus_per_node` is 0.
+        overrides: texts in Hydra's grammar, or dotted keys and values.
+        home: where artifacts and runs are; None for STEPS_HOME, or `.steps`.
+        profile: of env.toml: where it runs.
+        over: keys and values to fan out over: `{"grpo.seed": [42, 43]}` trains twice.
+        sections: keys of the config: `grpo={"max_num_steps": 2}` is `grpo.max_num_steps=2`.
+
+    Raises:
+        ConfigError: a reward that is not a function, or cannot be taken to another process.
+        DataError: a data set that holds no rows.
+        RequestError: `target` or `inputs`, which follow from the other arguments.
+    """
+
+    STEP, MODEL = "rl/nemo_rl/rlvr", "policy"
+
+    def _complete(self, *, may_split: bool) -> None:
+        settled = self._session.settled(self._request)
+        try:
+            with variables_of(self._session.profile_of(settled)):
+                flat = self._session.compose(self.STEP, settled.config, settled.overrides).flat
+        except StepsError:
+            return  # the plan says what is wrong, all of it
+        inputs = {**self._request.inputs}
+        if may_split and flat["data.validation.data_path"] is None:
+            inputs |= self._held_out(Path(inputs[self.DATA]))
+        overrides = self._request.overrides
+        if "validation" in inputs and not _validates(flat):
+            overrides = (*overrides, "grpo.val_at_start=true", "grpo.val_at_end=true")
+        self._request = replace(self._request, inputs=inputs, overrides=overrides)
+
+    def _held_out(self, path: Path) -> dict[str, str]:
+        """The inputs with a tenth of the prompts held out, where there are enough: those whose digest is least, with
+        every row that asks the same."""
+        rows = [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
+        asked = [_digest(row, f"dataset, row {number}") for number, row in enumerate(rows, start=1)]
+        every = sorted({*asked})
+        if len(every) < _WORTH_SPLITTING:
+            return {}
+        held = {*every[: min(_HELD_OUT, len(every) // 10)]}
+        pairs = list(zip(rows, asked, strict=True))
+        train, validation = ([row for row, digest in pairs if (digest in held) is side] for side in (False, True))
+        return {self.DATA: self._reference(train, "dataset"), "validation": self._reference(validation, "dataset")}
+
+
+class Evaluation(_Graded):
+    """An evaluation (`eval/model_eval`), ready to be planned or run; see `evaluate`."""
+
+    STEP, MODEL = "eval/model_eval", "model"
+
+    def _config(self, profile: Profile | None) -> str | None:
+        return None
+
+
+def evaluate(
+    model: Input,
+    dataset: Any,
+    rewards: Reward | Sequence[Reward] | None = None,
+    *,
+    force: bool = False,
+    wait: bool = True,
+    progress: bool = True,
+    **request: Any,
+) -> Result:
+    """Grade a model's answers to prompts: the step `eval/model_eval`.
+
+    Args:
+        model, dataset, rewards, weights, overrides, home, profile, over: as GRPO's.
+        config: of the step.
+        force, wait, progress: as those of `nemotron_steps.run`.
+        request: the others, and keys of the config: `evaluation={"samples_per_prompt": 4}`.
+
+    Returns:
+        The run: `result.summary["reward"]` is the mean reward, `result.metrics["heldout/reward"][0]` as well.
+    """
+    return Evaluation(model, dataset, rewards, **request).run(force=force, wait=wait, progress=progress)
+
+
+def _validates(flat: Mapping[str, Any]) -> bool:
+    return bool(flat["grpo.val_period"] > 0 or flat["grpo.val_at_start"] or flat["grpo.val_at_end"])
+
+
+def _digest(row: Mapping[str, Any], where: str) -> str:
+    """Of what a row asks."""
+    asked = json.dumps(read_prompt(row, where).messages, sort_keys=True)
+    return hashlib.sha256(asked.encode()).hexdigest()
+
+
+def _named(
+    rewards: Reward | Sequence[Reward] | None, weights: Sequence[float] | None, folder: Path
+) -> list[dict[str, Any]]:
+    """`reward` as the config has it."""
+    each = [] if rewards is None else list(rewards) if isinstance(rewards, list | tuple) else [rewards]
+    shares = [1.0] * len(each) if weights is None else [float(weight) for weight in weights]
+    if len(shares) != len(each):
+        raise ConfigError(
+            "every reward has a weight",
+            where="weights",
+            expected=f"as many as there are rewards: {len(each)}",
+            found=str(len(shares)),
+            hints=(f"weights={[1.0] * len(each)}",),
+        )
+    return [
+        {"function": function_reference(reward, folder, position), "weight": share}  # type: ignore[arg-type]
+        for position, (reward, share) in enumerate(zip(each, shares, strict=True))
+    ]
+
+
+def _config_for(profile: Profile | None) -> str:
+    """`one_gpu` where there is a GPU that may be used, else `cpu`."""
+    if profile is not None and not profile.on_this_machine:
+        return "cpu" if profile.gpus_per_node == 0 else "one_gpu"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return "one_gpu" if not hidden and any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"
