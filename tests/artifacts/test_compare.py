@@ -12,7 +12,7 @@ import pytest
 
 from nemotron_steps.artifacts import compare as module
 from nemotron_steps.artifacts.compare import compare, compare_tensors, config_changes
-from nemotron_steps.artifacts.models import Artifact
+from nemotron_steps.artifacts.models import Artifact, Edge, short_digest
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError
 from tests.artifacts.checkpoint_files import write_safetensors
@@ -79,6 +79,13 @@ def test_what_is_broken_or_of_another_type_is_not_compared(store: ArtifactStore)
     for pair in (("a", "b"), ("b", "a")):
         with pytest.raises(ArtifactError, match="corrupt"):
             compare(store, *pair)
+
+
+def test_inputs_differ_by_name_or_by_digest(store: ArtifactStore) -> None:
+    one = commit(store, "one", {"x": "1"})
+    commit(store, "a", {"y": "1"}, inputs=(Edge("rows", one.digest, one.ref), Edge("lost", "ab" * 32)))
+    commit(store, "b", {"y": "2"})
+    assert compare(store, "a", "b").inputs == {"lost": (short_digest("ab" * 32), None), "rows": ("one:v1", None)}
 
 
 def test_configs_differ_by_dotted_keys_and_an_empty_group_is_a_value() -> None:

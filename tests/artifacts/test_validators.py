@@ -251,6 +251,10 @@ def test_what_is_read_of_an_adapter(tmp_path: Path) -> None:
     }
     (tmp_path / "base.json").write_text('{"digest": "sha256:1"}')
     assert validate_adapter(tmp_path)["base"] == "sha256:1"
+    tensors(tmp_path, **{Q.format("A"): [1, 5], Q.format("B"): [3, 1]})
+    settings = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**settings, "r": 1}))
+    assert validate_adapter(tmp_path)["rank"] == 1
 
 
 @pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])

@@ -8,8 +8,10 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib.metadata import PackageNotFoundError
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -91,6 +93,13 @@ def test_resume_needs_only_the_run(cli):
     (again,) = cli("runs", "--json").json
     assert again["attempts"] == 2
     assert "no run is called" in cli("run", "--resume", "nonsense").err
+
+
+def test_a_missing_package_is_told_before_anything_runs(cli, monkeypatch):
+    monkeypatch.setattr("nemotron_steps.runs.prerequisites.version", Mock(side_effect=PackageNotFoundError))
+    result = cli("run", "rl/nemo_rl/rlvr", "-c", "tiny", "cluster.backend=ray", "policy.generation.backend=vllm")
+    assert result.code == 2
+    assert "rl/nemo_rl/rlvr needs ray, which is not usable here" in result.err
 
 
 def test_what_libraries_print_never_reaches_the_json(workplace):

@@ -40,6 +40,7 @@ def test_a_users_file_comes_first_and_the_files_beside_it_last(tmp_path, monkeyp
     for written in (str(mine), "~/mine.v2.yaml"):
         name, (first, *between, last) = search.locate(written)
         assert name == "rl/toy/mine.v2.file" and first == Mount(name, mine.parent, mine)
+        assert (first.path(name), first.path("rl/toy/other.file")) == (mine, None)
         assert (tuple(between), last) == (search.mounts(), Mount("rl/toy", mine.parent))
 
 

@@ -92,6 +92,8 @@ def test_an_empty_file_says_nothing_and_a_key_that_is_no_text_has_no_line(tmp_pa
     for text in ("", "# only a remark\n"):
         file.write_text(text)
         assert load_yaml(file) == ({}, {}, text)
+    file.write_text(f"a: {'[' * 99}{']' * 99}\n")  # as deep as may be
+    load_yaml(file)
     file.write_text("? [1, 2]\n: 3\nb: 1\n")
     with pytest.raises(ConfigError):
         load_yaml(file)

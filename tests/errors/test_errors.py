@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 import nemotron_steps.errors as module
-from nemotron_steps.errors import DataError, PlanError, StepsError, show_line, without_line
+from nemotron_steps.errors import DataError, PlanError, StepsError, first_line, show_line, without_line
 
 HINTS = ("one", "two", "three", "four")
 
@@ -42,6 +42,10 @@ CODES = {
     "StorageUnreachableError": ("E720", 3),
     "InterruptedRunError": ("E800", 130),
 }
+
+
+def test_what_a_library_says_is_a_line() -> None:
+    assert [first_line(error) for error in (ValueError("\n one\ntwo"), KeyError())] == ["one", "KeyError"]
 
 
 def test_codes_and_exit_codes_are_what_scripts_rely_on() -> None:

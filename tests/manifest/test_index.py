@@ -42,6 +42,7 @@ def test_second_load_comes_from_the_cache_and_says_the_same(tmp_path: Path, pack
     fresh = build_index(find_packs(environ={"STEPS_PATH": str(pack)}, cwd=tmp_path))
     assert content(fresh) == content(second)
     assert [p.what for p in second.problems] == ["'step.id' is missing"]
+    assert {row.runnable for row in second.steps if row.id == "one"} == {False}
 
 
 def test_every_change_is_noticed(tmp_path: Path, pack: Path) -> None:

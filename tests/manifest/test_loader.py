@@ -63,7 +63,9 @@ def test_mistakes_of_several_kinds_are_told_together_and_each_once(tmp_path: Pat
     stages = '[pipeline]\nname = "p"\n[[stages]]\nstep = "a"\nconfg = "x"\n'
     (tmp_path / "p.toml").write_text(stages)
     _, problems = parse_pipeline(read_toml(tmp_path / "p.toml"))
-    assert [problem.what for problem in problems] == ["unknown key 'stages[0].confg'"]
+    assert [(problem.what, problem.hints[-1]) for problem in problems] == [
+        ("unknown key 'stages[0].confg'", "did you mean 'config'?")
+    ]
     (tmp_path / "p.toml").write_text('stages = []\n[pipeline]\nname = "p"\n')
     _, problems = parse_pipeline(read_toml(tmp_path / "p.toml"))
     assert [problem.what for problem in problems] == ["'stages' has the wrong type"]

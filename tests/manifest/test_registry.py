@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.errors import UnknownNameError
+from nemotron_steps.errors import ManifestError, UnknownNameError
 from nemotron_steps.manifest.registry import Registry
 from tests.manifest.packs_on_disk import read_packs, step_text, write_files
 
@@ -52,6 +52,15 @@ def test_an_alias_finds_the_one_step_that_has_it_where_nothing_else_goes_by_it(t
     with pytest.raises(UnknownNameError, match="'y' is several steps") as caught:
         registry.step("y")
     assert caught.value.expected == "demo/x or demo/y"
+
+
+def test_what_breaks_a_step_is_told_by_its_id_and_hides_no_other(tmp_path: Path) -> None:
+    broken = "[step]\nid = 'demo/{}'\nunknown = 1\n"
+    own = {"types": TYPES, "a": step_text("demo/x"), "b": broken.format("y")}
+    registry = packs(tmp_path, one=own, two={"c": broken.format("x")})
+    assert set(registry.broken) == {"demo/y", "one:demo/y", "two:demo/x"}
+    with pytest.raises(ManifestError, match="unknown key"):
+        registry.step("demo/y")
 
 
 def test_a_pipeline_under_a_steps_name_goes_by_its_pack(tmp_path: Path) -> None:

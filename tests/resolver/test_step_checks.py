@@ -135,6 +135,8 @@ def test_each_attribute_of_a_port_is_required_where_it_is_known() -> None:
     (problem,) = check_attributes(manifest, {"a": {"size": 3}}, key="k", sources={"a": "make.out"})
     assert (problem.chain, problem.expected) == (("make.out", "k.a"), "1 or 2")
     assert check_attributes(manifest, {"a": {"size": 3}})[0].chain == ("s.a",)
+    (problem,) = check_attributes(constrained(("a.x", "b.x")), {"a": {"x": 1}, "b": {"x": 2}})
+    assert (problem.expected, problem.found) == ("b.x = 1 (as a.x)", "2")
 
 
 def laid_out(folder: Path, cluster: dict[str, Any], profile: dict[str, Any] | None = None, **more: Any) -> CheckSubject:
@@ -147,6 +149,11 @@ def laid_out(folder: Path, cluster: dict[str, Any], profile: dict[str, Any] | No
     manifest = StepManifest(step=StepTable(id="s"), consumes=(port("policy", "policy.checkpoint"),), config_dir=folder)
     model = {"model_type": "qwen3", "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 16}
     return CheckSubject("key", manifest, StepConfig(values), profile or {}, {"policy": model})
+
+
+def test_a_config_for_a_single_one_is_offered_where_the_profile_has_no_more(tmp_path: Path) -> None:
+    problems = profile_size(laid_out(tmp_path, {"num_nodes": 2}, {"nodes": 1}))
+    assert [problem.hints[0] for problem in problems] == ["-c one_node"]
 
 
 def test_memory_is_predicted_for_what_trains_on_a_layout_that_fits(tmp_path: Path) -> None:

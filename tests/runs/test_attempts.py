@@ -14,6 +14,7 @@ import pytest
 from nemotron_steps.artifacts.backend import FsspecBackend
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import InterruptedRunError, StepFailedError
+from nemotron_steps.resolver.plan import Instance, Plan
 from nemotron_steps.runs import execute as execute_module
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.runs.execute import execute
@@ -164,3 +165,14 @@ def test_what_is_reused_keeps_who_made_it_and_the_run_that_reuses_it_names_its_o
     assert [edge.ref for edge in model.inputs] == ["toy/make/rows:v1"]
     own = run(store, rows="mine:v1", force=True)
     assert not own.nothing_ran and own.step("toy/train").outputs["model"].ref == model.ref
+
+
+def test_of_instances_that_fail_the_first_is_told(store: ArtifactStore) -> None:
+    make, train = make_plan().steps
+    trained = [
+        replace(train, key=f"train-{kind}", instance=Instance("train", {"fail": kind}), config={"fail": kind})
+        for kind in ("nan", "bug")
+    ]
+    with pytest.raises(StepFailedError, match="the loss is NaN"):
+        execute(Plan(steps=(make, *trained), goals=("train-nan", "train-bug"), name="toys"), store)
+    assert [step["state"] for step in get_run(store, "latest").steps.values()] == ["ran", "failed", "failed"]

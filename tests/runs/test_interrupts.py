@@ -14,7 +14,7 @@ from types import FrameType
 import pytest
 
 from nemotron_steps import stopping
-from nemotron_steps.stopping import interruptible, left_to_us
+from nemotron_steps.stopping import interruptible, left_to_us, was_interrupted
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
@@ -103,3 +103,9 @@ def test_an_interrupt_within_a_task_leaves_no_traceback_of_asyncio() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (result.stdout, result.stderr) == ("interrupted\n", "")
+
+
+def test_an_interrupt_is_found_behind_what_was_raised_after_it() -> None:
+    error, between = RuntimeError("the loop was stopped"), ValueError("x")
+    error.__cause__, between.__context__ = between, KeyboardInterrupt()
+    assert was_interrupted(error)

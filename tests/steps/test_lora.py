@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from nemotron_steps.models.huggingface import load_hf_weights
 from nemotron_steps.models.megatron_checkpoint import convert_hf_to_megatron
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps import convert, supervised
+from nemotron_steps.steps.trained_model import save_trained
 from tests.models.checkpoints import write_checkpoint
 from tests.steps.test_tiny_chain import steps
 
@@ -125,3 +128,12 @@ def test_rlvr_leaves_an_adapter_of_the_policy_that_it_was_given(base, tmp_path):
     assert merged.keys() == before.keys()
     moved = {name for name in before if not torch.equal(merged[name], before[name])}
     assert moved == {name for name in before if name.endswith("proj.weight")}
+
+
+def test_an_adapter_names_its_base_and_has_what_belongs_to_both(tmp_path):
+    policy, slot = Mock(), SimpleNamespace(type="adapter", path=tmp_path, attributes={"rank": 8})
+    base = SimpleNamespace(digest="digest", attributes={"tokenizer": "t", "reward": 0.5})
+    context = SimpleNamespace(outputs={"model": slot}, inputs={"policy": base})
+    save_trained(policy, context, "base", port="policy")
+    policy.save_adapter.assert_called_once_with(tmp_path, "base", "digest")
+    assert slot.attributes == {"rank": 8, "tokenizer": "t"}

@@ -72,6 +72,11 @@ def test_a_teacher_whose_model_its_layout_does_not_fit_is_named_under_its_own_ke
     assert not [*teacher_violations(parallel_config_of({key: 2}), {"a": model})]
 
 
+def test_a_teacher_on_cpu_has_as_many_processes_as_hold_one_copy() -> None:
+    on_cpu = parallel_config_of({"cluster.gpus_per_node": 0, f"{DEFAULT}.tensor_model_parallel_size": 2})
+    assert [teacher.ranks(0) for teacher in on_cpu.teachers] == [2, 2]
+
+
 DENSE = ModelSpec("qwen3", layers=4, attention_heads=16, key_value_heads=8, head_dim=16, mlp_width=96)
 NARROW = ModelSpec("qwen3", layers=4, attention_heads=12, key_value_heads=4, head_dim=16, mlp_width=96)
 HYBRID = ModelSpec(

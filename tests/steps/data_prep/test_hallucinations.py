@@ -38,6 +38,7 @@ def made(kind: Any, rows: list[dict[str, Any]], times: int = 40) -> list[Any]:
 def test_what_the_environment_would_reward_is_no_rejected_answer() -> None:
     alike = [row(tool(x={}), x="one two three"), row(tool(x={}), x="two three four")]
     assert {calls[0][1]["x"] == "two three four" for calls in made("made_up_value", alike) if calls} <= {False}
+    assert 5 not in {calls[0][1]["x"] for calls in made("made_up_value", [row(tool(x={}), x=5)])}
 
 
 def test_more_requests_than_there_are_are_refused_with_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

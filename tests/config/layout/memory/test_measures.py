@@ -76,6 +76,7 @@ CASES = {  # of a step, its config, its model and overrides: what the hint begin
     (RLVR, "one_gpu", "qwen8b"): PACKED,
     (RLVR, "one_node", "qwen30b", f"{MEGATRON}.expert_model_parallel_size=4"): SHARE,
     (RLVR, "one_node", "qwen8b", f"{SHARE}=0.85"): f"{SHARE}=0.",
+    (RLVR, "one_node", "qwen8b", f"{SHARE}=0.1"): f"{SHARE}=0.",
     (RLVR, "one_node", "qwen8b", "policy.generation.backend=embedded"): "policy.generation.max_sequences=",
     (SFT, "one_gpu", "super"): "steps show",
     (SFT, "one_node", "qwen8b", f"{MEGATRON}.optimizer.use_distributed_optimizer=false"):
@@ -92,6 +93,7 @@ CASES = {  # of a step, its config, its model and overrides: what the hint begin
 def test_every_hint_pasted_plans(asked, first, bench, given):
     problem = refused(bench, given, *asked)
     assert problem.hints[0].startswith(first), problem.render()
+    assert problem.expected.endswith(("(cluster.gpu_memory_gib)", f"({SHARE})"))
     for hint in problem.hints:
         if not hint.startswith("steps show "):
             memory = planned(bench, given, *asked, *hint.partition("   #")[0].split(" ")).memory

@@ -128,6 +128,12 @@ class TestDamage:
             run(files(str(path)))
         assert caught.value.where == str(path)
 
+    def test_a_parquet_file_that_is_none_names_it(self, run: Run, tmp_path: Path):
+        pytest.importorskip("pyarrow")
+        (tmp_path / "rows.parquet").write_bytes(b"PAR1 but no more")
+        with pytest.raises(DataError, match="damaged, or of another format"):
+            run(files(str(tmp_path / "rows.parquet")))
+
 
 class TestAddresses:
     def test_a_server_that_does_not_answer_may_be_tried_again(self):
