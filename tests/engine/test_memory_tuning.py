@@ -1,11 +1,14 @@
-"""Memory that loading has freed is given back."""
+"""Freed memory: what stays with the process, and what loading gives back."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from nemotron_steps.config.schema.rl import RlConfig
+from nemotron_steps.engine import memory_tuning
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from tests.engine.policy.batches import rl_loss
 from tests.models.checkpoints import write_checkpoint
@@ -20,3 +23,12 @@ def test_what_weights_were_loaded_into_is_left_to_the_vllm_beside_the_policy(tmp
     policy = MegatronPolicy(RlConfig.model_validate({"policy": settings}).policy, tmp_path, rl_loss())
     weights = 2 * sum(parameter.numel() for parameter in policy.model.parameters())
     assert torch.cuda.memory_reserved() - torch.cuda.memory_allocated() - before < weights / 2
+
+
+def test_glibc_is_told_to_keep_what_is_freed(monkeypatch):
+    told = []
+    library = SimpleNamespace(mallopt=lambda *values: told.append(values))
+    monkeypatch.setattr(memory_tuning, "ctypes", SimpleNamespace(CDLL=lambda _: library))
+    monkeypatch.setattr(memory_tuning, "platform", SimpleNamespace(libc_ver=lambda: ("glibc", "2.36")))
+    memory_tuning.keep_freed_memory()
+    assert told == [(-1, 2**30), (-3, 2**25)]  # malloc.h: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from nemotron_steps.environments.http_server import HttpServer, Reply, Request
+from nemotron_steps.environments.loop_thread import LoopThread
 
 
 async def answered(reader: asyncio.StreamReader) -> bytes:
@@ -47,3 +48,13 @@ def test_a_server_that_stops_closes_every_connection_and_cancels_what_still_runs
         raise AssertionError("the port is still open")
 
     asyncio.run(body())
+
+
+def test_a_loops_last_word_is_said_before_its_thread_ends() -> None:
+    said = []
+
+    async def last() -> None:
+        said.append("last")
+
+    LoopThread("kept").stop(last)
+    assert said == ["last"]

@@ -18,7 +18,7 @@ from nemotron_steps.config.schema.convert import ConvertConfig
 from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.errors import ArtifactError, UnsupportedError
-from nemotron_steps.models.megatron_checkpoint import convert_hf_to_megatron
+from nemotron_steps.models.megatron_checkpoint import convert_hf_to_megatron, convert_megatron_to_hf
 from nemotron_steps.steps.preflight import check_converted as check
 from tests.engine.policy.batches import policy_config
 from tests.models.hybrid_twins import write_hybrid
@@ -135,6 +135,7 @@ def test_blocks_that_are_claimed_and_not_there_are_refused_when_planned_and_when
     without("mtp.")(folder)
     if kind == "checkpoint_megatron":
         convert_hf_to_megatron(folder, tmp_path / "megatron")
+        convert_megatron_to_hf(tmp_path / "megatron", tmp_path / "back")  # as it came
         folder = tmp_path / "megatron"
     facts = ModelSpec.from_attributes(validate(kind, folder))
     (violation,) = model_violations(ParallelConfig(mtp_layers=1), facts)

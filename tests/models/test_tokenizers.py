@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nemotron_steps.errors import DataError
 from nemotron_steps.models.tokenizers import MARKUP, SPECIAL_TOKENS, save_tokenizer, train_tokenizer
 
 SPELL = "Spell this word backward (example: sun -> nus): "
@@ -82,3 +83,8 @@ def test_the_template_writes_reasoning_tools_and_tool_calls(tokenizer):
     assert '"name": "add"' in text.split("<|end|>")[0]
     assert '<|assistant|><think>add them</think><tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>' in text
     assert text.endswith("<|tool|>2<|end|><|assistant|>")
+
+
+def test_no_text_is_an_error():
+    with pytest.raises(DataError, match="no text"):
+        train_tokenizer([])

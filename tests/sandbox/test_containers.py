@@ -12,9 +12,7 @@ from nemotron_steps.errors import SandboxError, UnsupportedError
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, create_sandbox
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 from nemotron_steps.sandbox.container_session import _END_ALL, ApptainerSession, ContainerSession
-from nemotron_steps.sandbox.containers import (
-    ContainerSandbox,
-)
+from nemotron_steps.sandbox.containers import ContainerSandbox, call_engine
 from nemotron_steps.sandbox.session import SessionOverError
 
 LIMITED = Limits(
@@ -188,6 +186,8 @@ def test_every_file_is_written_or_it_is_an_error(tmp_path: Path, monkeypatch: py
     with pytest.raises(SandboxError, match="could not write /a") as caught:
         asyncio.run(ContainerSession("docker", "image").write({"/a": "x"}))
     assert caught.value.found == "full\n"
+    with pytest.raises(SandboxError, match=r"`docker rm` failed \(exited, exit code 1\)"):
+        asyncio.run(call_engine("docker", "rm", "x"))
 
 
 @pytest.mark.sandbox

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from nemotron_steps.engine.generation import sampler as module
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
+from nemotron_steps.errors import WorkerLostError
 
 PARAMS = SamplingParams(4)
 
@@ -112,3 +115,15 @@ def test_a_generator_that_breaks_is_an_error_of_everyone_who_waits_and_may_be_as
         assert (await asked.sample([3], PARAMS, "a")).token_ids == [3, 0]
 
     asyncio.run(run())
+
+
+def test_a_generator_is_dead_after_a_minute_of_silence_and_a_look_counts_a_second_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = iter(range(0, 3000, 30))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    watch = module._StallWatch(Generator(), "policy")  # type: ignore[arg-type]
+    for _ in range(60):
+        watch.look()
+    with pytest.raises(WorkerLostError, match="`policy` has sampled no token for 60 s"):
+        watch.look()

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.schema.rl import EnvConfig
+from nemotron_steps.config.schema.rl import EnvConfig, VllmModelConfig
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
 from nemotron_steps.engine.setup import prompt_lengths
+from nemotron_steps.engine.setup.backends import judge_folder
 from nemotron_steps.engine.setup.prompt_lengths import longer_than
 from nemotron_steps.engine.setup.rows import check_rows
-from nemotron_steps.errors import ConfigError, DataError, StepsError
+from nemotron_steps.errors import ArtifactError, ConfigError, DataError, StepsError
 from tests.models.checkpoints import write_tokenizer
 from tests.models.stock_chats import stock_chat
 
@@ -159,3 +160,9 @@ def test_a_judge_that_would_not_see_the_answers_is_told_before_anything_is_loade
     assert caught.value.hints[0].startswith("env.nemo_gym.environments.genrm_compare.layout=plain")
     with pytest.raises(ConfigError, match="does not write principle messages"):
         check(any_role.replace("messages", "messages if m.role != 'principle'"), "roles")
+
+
+def test_a_judge_without_a_model_is_refused_by_its_key() -> None:
+    with pytest.raises(ArtifactError, match="has no model") as caught:
+        judge_folder("judge_model", VllmModelConfig())
+    assert caught.value.where == "env.nemo_gym.judge_model.responses_api_models.vllm_model.model"

@@ -105,6 +105,12 @@ def test_a_failed_save_is_asked_for_after_each_step_and_time_after_each_save_but
     assert noted.progressed == [(step, 4) for step in range(1, 5)]
 
 
+@pytest.mark.parametrize("loop", REPORTED)
+def test_without_validation_rows_nothing_is_validated_however_often(loop: str) -> None:
+    summary, noted, _ = run(loop, [], val_period=1)
+    assert not any("validation" in name for each in (summary, noted.start, *noted.metrics_of) for name in each)
+
+
 NUMBERS = range(11)
 
 

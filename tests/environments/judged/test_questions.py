@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import CannotJudgeError, GradeResult, Response, Session
+from nemotron_steps.environments.base import CannotJudgeError, GradeResult, Response, RowError, Session
 from nemotron_steps.environments.judged import rubrics, safety
 from nemotron_steps.environments.judged.equivalence_llm_judge import EquivalenceLlmJudge
 from nemotron_steps.environments.judged.genrm_messages import ATTACK_ANSWERS
@@ -172,6 +172,8 @@ def test_verdicts_of_a_rubric_are_combined_as_it_says(mode: Any, reward: float) 
     assert rubrics.aggregate([False, False], [1.0, 4.0], mode) == 0.0
     assert rubrics.aggregate([True, True], [1.0, 4.0], mode) == 1.0
     assert rubrics._weights([{"weight": 2}, {}]) == [2.0, 1.0]
+    with pytest.raises(RowError, match="not all zero"):
+        rubrics.check_rubric({"rubric": [{"q": "x", "weight": 0.0}]}, "q")
 
 
 def test_equivalence_asks_about_what_the_patterns_find() -> None:

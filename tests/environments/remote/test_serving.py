@@ -184,3 +184,15 @@ def test_a_session_is_kept_as_long_as_its_tools_are_called(monkeypatch: pytest.M
             assert environment.open == left
 
     asyncio.run(run())
+
+
+def test_a_server_that_closes_releases_its_sessions() -> None:
+    environment = Pairs()
+    server = EnvironmentServer(environment)
+
+    async def run() -> None:
+        await asked(server, "/seed_session", ROW)
+        await server._close()
+
+    asyncio.run(run())
+    assert environment.open == 0

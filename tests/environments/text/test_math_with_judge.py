@@ -7,7 +7,8 @@ import pytest
 
 from nemotron_steps.environments.base import CannotJudgeError, GradeResult, Response, Session
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.text.math_with_judge import JUDGE_ROLE, compare
+from nemotron_steps.environments.text.math_with_judge import JUDGE_ROLE, compare, strip_delimiters
+from nemotron_steps.errors import ConfigError
 
 
 def row(expected: str) -> dict[str, Any]:
@@ -41,6 +42,9 @@ def test_equal_values_in_other_notations_score_one() -> None:
         ]
     )
     assert [v.reward for v in verdicts] == [1.0] * 5
+    assert strip_delimiters(r"$\boxed{x}$") == "x"
+    with pytest.raises(ConfigError, match="needs a judge"):
+        create("math_with_judge")
 
 
 def test_wrong_missing_and_hidden_answers_score_zero() -> None:

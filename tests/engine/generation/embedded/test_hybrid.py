@@ -75,6 +75,8 @@ def test_prefill_and_decode_logits_match_transformers(name: str, share: bool) ->
             newest, positions = batch.newest()
             logits = model.decode(newest, positions, batch.decode_view())
             batch.column += 1
+        batch.make_room(40)  # as for a longer prompt
+        assert batch.column == 40
         assert_conditioned([torch.stack(each) for each in found], expected, reference)
 
 

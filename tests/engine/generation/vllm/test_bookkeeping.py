@@ -13,6 +13,7 @@ from nemotron_steps.engine.generation.vllm.generator import VllmGenerator, _Sequ
 from nemotron_steps.engine.generation.vllm.transfer import (
     WorkersTransfer,
     _LocalSender,
+    lost_worker,
 )
 from nemotron_steps.engine.policy.lora import AdaptedWeights, ChangedWeights
 
@@ -149,3 +150,10 @@ def test_frozen_weights_travel_once_for_each_policy_and_adapters_every_time(monk
     adapters, frozen = ("send by AB", "AB"), ("send by frozen", "frozen")
     # Both ways are open before the first is used: workers keep what adapters are added to.
     assert done == [("open", "AB"), ("open", "frozen"), frozen, adapters, adapters, frozen, adapters]
+
+
+@pytest.mark.parametrize("codes", [(None, None), (-15, 1), (None, -15)])
+def test_the_worker_that_died_by_itself_is_named(codes: tuple[int | None, ...]) -> None:
+    workers = [SimpleNamespace(proc=SimpleNamespace(exitcode=code, pid=40)) for code in codes]
+    lost = lost_worker(SimpleNamespace(model_executor=SimpleNamespace(workers=workers)), RuntimeError("x"))
+    assert (lost and lost.found) == (codes[1] and f"it ended with exit code {codes[1]}")
