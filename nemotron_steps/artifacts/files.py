@@ -1,10 +1,11 @@
-"""Atomic local file work: hashing, atomic writes, durable renames, and storage failures as StorageError."""
+"""Atomic local file work: hashing, atomic writes, durable renames, storage failures as StorageError; strict JSON."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import json
+import math
 import os
 import shlex
 import shutil
@@ -27,6 +28,7 @@ _STORAGE_ERRNOS = {
     errno.EROFS: "the file system is read-only",
     errno.EIO: "the disk reported an input/output error",
 }
+_NOT_FINITE = ("nan", "inf", "-inf")
 
 
 def sha256_file(path: Path) -> str:
@@ -218,3 +220,31 @@ def _disk(path: Path) -> tuple[Path, os.statvfs_result]:
     while not path.exists() and path != path.parent:
         path = path.parent
     return path, os.statvfs(path)
+
+
+def as_float(value: Any) -> float | None:
+    """A number of a record; also one that is not finite, which `plain` wrote as text. None for anything else."""
+    known = value in _NOT_FINITE if isinstance(value, str) else isinstance(value, int | float)
+    return float(value) if known and not isinstance(value, bool) else None
+
+
+def plain(value: Any) -> Any:
+    """`value` as strict JSON in UTF-8: NaN and infinities become strings, numpy and torch scalars become numbers.
+
+    Half of a surrogate pair, which a server's JSON may hold as an escape, becomes a question mark.
+    """
+    if isinstance(value, bool | int) or value is None:
+        return value
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode(errors="replace").decode()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {plain(str(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    item = getattr(value, "item", None)
+    if callable(item) and getattr(value, "size", None) is not None:
+        shape = getattr(value, "shape", ())
+        return plain(item()) if math.prod(shape) == 1 else plain(value.tolist())
+    return plain(str(value))

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.files import hash_tree, to_json_bytes, tree_files, write_atomic
-from nemotron_steps.artifacts.jsonable import plain
+from nemotron_steps.artifacts.files import hash_tree, plain, to_json_bytes, tree_files, write_atomic
 from nemotron_steps.artifacts.models import LONGEST_NAME, Artifact, FileRecord, tree_digest
 from nemotron_steps.artifacts.validators import sniff_type, validate
 from nemotron_steps.errors import ArtifactError, StorageError

@@ -34,6 +34,7 @@ from nemotron_steps.artifacts.confinement import is_digest
 from nemotron_steps.artifacts.files import (
     copy_tree,
     hash_tree,
+    plain,
     remove_tree,
     remove_unfinished,
     replace_links,
@@ -53,7 +54,6 @@ from nemotron_steps.artifacts.integrity import (
     object_problems,
     require_supplied,
 )
-from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.artifacts.models import (
     MANIFEST_NAME,
     Artifact,

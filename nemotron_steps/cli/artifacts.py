@@ -193,7 +193,7 @@ def _ancestors(found: Lineage, ref: str, out: Terminal, shown: set[str]) -> dict
 def diff_artifacts(args: argparse.Namespace) -> int:
     """`steps artifacts diff A B`: exit code 0 if they hold the same, 1 if not."""
     from nemotron_steps.artifacts.compare import compare, config_changes
-    from nemotron_steps.artifacts.jsonable import plain
+    from nemotron_steps.artifacts.files import plain
     from nemotron_steps.runs.cache import config_of
 
     store = Session(args.home).store

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from nemotron_steps.artifacts.jsonable import plain
+from nemotron_steps.artifacts.files import plain
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.errors import StepFailedError
 from nemotron_steps.stopping import stop_if_asked

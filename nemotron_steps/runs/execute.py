@@ -16,8 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps import __version__
-from nemotron_steps.artifacts.files import as_storage_error, remove_tree, storage_errors, to_json_bytes, write_atomic
-from nemotron_steps.artifacts.jsonable import plain
+from nemotron_steps.artifacts.files import (
+    as_storage_error,
+    plain,
+    remove_tree,
+    storage_errors,
+    to_json_bytes,
+    write_atomic,
+)
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.artifacts.validators import declare

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from nemotron_steps.artifacts.jsonable import as_float
+from nemotron_steps.artifacts.files import as_float
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import CheckFailedError, JudgeUnavailableError, StepFailedError, StepsError

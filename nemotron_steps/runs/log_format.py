@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.jsonable import as_float
+from nemotron_steps.artifacts.files import as_float
 from nemotron_steps.runs.context import Record
 
 _SHOWN_METRICS = 6

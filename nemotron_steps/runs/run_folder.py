@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.confinement import is_run_id
-from nemotron_steps.artifacts.files import to_json_bytes, write_atomic
-from nemotron_steps.artifacts.jsonable import plain
+from nemotron_steps.artifacts.files import plain, to_json_bytes, write_atomic
 from nemotron_steps.artifacts.records import (
     ANY,
     COUNT,

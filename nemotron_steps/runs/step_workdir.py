@@ -17,9 +17,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.files import remove_tree, sha256_file, storage_errors, to_json_bytes, write_atomic
+from nemotron_steps.artifacts.files import plain, remove_tree, sha256_file, storage_errors, to_json_bytes, write_atomic
 from nemotron_steps.artifacts.imports import default_name
-from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.artifacts.models import Artifact, Edge, Producer
 from nemotron_steps.artifacts.records import NUMBER, json_object, require_shape
 from nemotron_steps.artifacts.store import ArtifactStore

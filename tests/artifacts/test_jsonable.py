@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nemotron_steps.artifacts.jsonable import as_float, plain
+from nemotron_steps.artifacts.files import as_float, plain
 
 HALF = json.loads(r'"\ud83d"')
 

@@ -18,9 +18,8 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from nemotron_steps.artifacts.files import write_atomic
+from nemotron_steps.artifacts.files import as_float, write_atomic
 from nemotron_steps.artifacts.integrity import OBJECTS, place_of
-from nemotron_steps.artifacts.jsonable import as_float
 from nemotron_steps.artifacts.models import Artifact, short_digest
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nemotron_steps.artifacts.jsonable import as_float, plain
+from nemotron_steps.artifacts.files import as_float, plain
 from nemotron_steps.runs.log_format import is_table, number
 
 MEANING = "mean ± standard deviation over seeds"
