@@ -139,7 +139,11 @@ def _refuse_unsupported(config: Mapping[str, Any], family: str, values: ConfigVa
     # The window of a Qwen counts only with use_sliding_window.
     if window is not None and not family.startswith("qwen") and config.get("use_sliding_window") is not False:
         raise UnsupportedError(
-            f"sliding_window is not implemented for {family}", where=where, expected="null", found=str(window)
+            f"sliding_window is not implemented for {family}",
+            where=where,
+            expected="null",
+            found=str(window),
+            hints=[f'"use_sliding_window": false in {where}   # if the model was trained to attend to everything'],
         )
     if any(kind != "full_attention" for kind in values.listed("layer_types")):
         raise UnsupportedError("only full attention layers are implemented", where=where)

@@ -67,10 +67,13 @@ def start_engine(
         WeightReader(hf_folder)  # refuses weights of which vLLM would leave some out
     _check_model(config, hf_folder)
     if record_routed_experts:
-        check_recording()
+        check_recording(engine_args)
     parallel = config.tensor_parallel_size > 1
     elsewhere = runs_elsewhere(config)
     own_process = elsewhere and not parallel
+    if parallel:
+        # A worker that outlives the end of its engine, or of another worker, has nothing left to save.
+        os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
     if parallel and on_cpu():
         # Otherwise each worker is bound to a memory node of its own, and most machines have fewer nodes than workers.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -109,8 +112,6 @@ def _import_vllm(config: VllmConfig) -> tuple[Any, Any, Any]:
         ("ENABLE_V1_MULTIPROCESSING", 0),  # `start_engine` says whether the engine has a process of its own
         ("LOGGING_LEVEL", "WARNING"),
         ("NO_USAGE_STATS", 1),
-        # A worker that outlives the end of its engine, or of another worker, has nothing left to save.
-        ("WORKER_SHUTDOWN_TIMEOUT_SECONDS", 1),
         ("CPU_KVCACHE_SPACE", max(1, round(config.kv_cache_space_gib))),
     ):
         os.environ.setdefault(f"VLLM_{name}", str(value))
@@ -255,11 +256,18 @@ def _check_model(config: VllmConfig, hf_folder: Path) -> None:
         )
 
 
-def check_recording() -> None:
+def check_recording(engine_args: Any) -> None:
     """UnsupportedError where the vLLM that is installed cannot return the experts of its tokens."""
     import vllm
     from vllm.triton_utils import HAS_TRITON
 
+    if RECORDING not in {field.name for field in fields(engine_args)}:
+        raise UnsupportedError(
+            "this vLLM does not return the experts that its tokens went through",
+            where="policy.router_replay.enabled",
+            found=f"vLLM {vllm.__version__}",
+            hints=["pip install 'vllm>=0.25,<0.33'", "policy.router_replay.enabled=false"],
+        )
     # From 0.31 on it is a part of the newer model runner, whose kernels are Triton's.
     if on_cpu() and hasattr(vllm.config, "AuxOutputConfig") and not HAS_TRITON:
         raise UnsupportedError(

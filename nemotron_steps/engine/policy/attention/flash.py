@@ -49,7 +49,9 @@ class _FlatFlash(torch.autograd.Function):
             own, own_lse, _ = _forward(query[rest], key[rest], value[rest], spans.suffix, spans.suffix, causal=True)
             lse = torch.logaddexp(over_lse, own_lse)
             weights = [(part - lse).exp_().t().unsqueeze(-1) for part in (over_lse, own_lse)]
-            out[rest] = (over * weights[0] + own * weights[1]).to(out.dtype)
+            merged = over * weights[0]
+            merged += own * weights[1]
+            out[rest] = merged.to(out.dtype)
             lses.append(lse)
         ctx.save_for_backward(query, key, value, out, rng, *lses)
         ctx.layout = layout

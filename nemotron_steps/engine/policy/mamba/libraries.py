@@ -39,7 +39,10 @@ def library_for(what: str, like: Tensor, plain: Any, *sizes: Any) -> Any | None:
 @cache
 def _chosen(what: str, *given: Any) -> Any | None:
     name, load, attempt = LIBRARIES[what]
-    return if_it_works(what, name, load, lambda found: attempt(found, *given))
+    found = if_it_works(what, name, load, lambda found: attempt(found, *given))
+    if found is None:
+        _LOG.info("the Mamba-2 %s is the plain one", what)
+    return found
 
 
 def if_it_works(what: str, name: str, load: Callable[[], Any], attempt: Callable[[Any], None]) -> Any | None:

@@ -78,12 +78,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def generator(folder):
+    from vllm import EngineArgs
 
     from nemotron_steps.engine.generation.vllm.engine import check_recording
     from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
 
     try:
-        check_recording()
+        check_recording(EngineArgs)
     except UnsupportedError as refusal:
         pytest.skip(f"needs CUDA: {refusal.what}")
     generator = VllmGenerator(
