@@ -346,11 +346,11 @@ class GRPO(_Graded):
         settled = self._session.settled(self._request)
         try:
             with variables_of(self._session.profile_of(settled)):
-                flat = self._session.compose(self.STEP, settled.config, settled.overrides).flat
+                composed = self._session.compose(self.STEP, settled.config, settled.overrides)
         except StepsError:
             return  # the plan says what is wrong, all of it
-        inputs = {**self._request.inputs}
-        if may_split and flat["data.validation.data_path"] is None:
+        flat, inputs = composed.flat, {**self._request.inputs}
+        if may_split and "validation" not in composed.inputs and flat["data.validation.data_path"] is None:
             inputs |= self._held_out(Path(inputs[self.DATA]))
         overrides = self._request.overrides
         if "validation" in inputs and not _validates(flat):

@@ -152,11 +152,14 @@ MANY = [{"prompt": f"{a} + {b}?", "answer": str(a + b)} for a in range(1, 11) fo
         (MANY[:49] * 2, {}, 0),
         (MANY, {"validation": False}, 0),
         (MANY, {"overrides": ["data.validation.data_path=own.jsonl"]}, 0),
+        (MANY, {"config": "./own.yaml"}, 0),
     ],
 )
 def test_a_tenth_of_many_prompts_is_held_out(
     workplace: Path, rows: Any, more: dict[str, Any], held: int | None
 ) -> None:
+    (workplace / "own.yaml").write_text("defaults: [cpu]\ninputs: {validation: held.jsonl}\n")
+
     def sides(given: Any) -> list[list[Any]]:
         words = training_words(GRPO("my-model", given, shorter, **more))
         files = [word.partition("=")[2] for word in words if word.startswith(("prompts=", "validation="))]
