@@ -360,15 +360,22 @@ class GRPO(_Graded):
     def _held_out(self, path: Path) -> dict[str, str]:
         """The inputs with a tenth of the prompts held out, where there are enough: those whose digest is least, with
         every row that asks the same."""
-        rows = [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
-        asked = [_digest(row, f"dataset, row {number}") for number, row in enumerate(rows, start=1)]
+
+        def rows() -> Iterator[Any]:  # one in memory at a time
+            with path.open("rb") as file:
+                yield from map(json.loads, file)
+
+        asked = [_digest(row, f"dataset, row {number}") for number, row in enumerate(rows(), start=1)]
         every = sorted({*asked})
         if len(every) < _WORTH_SPLITTING:
             return {}
         held = {*every[: min(_HELD_OUT, len(every) // 10)]}
-        pairs = list(zip(rows, asked, strict=True))
-        train, validation = ([row for row, digest in pairs if (digest in held) is side] for side in (False, True))
-        return {self.DATA: self._reference(train, "dataset"), "validation": self._reference(validation, "dataset")}
+        return {
+            port: self._reference(
+                (row for row, digest in zip(rows(), asked, strict=True) if (digest in held) is side), "dataset"
+            )
+            for port, side in ((self.DATA, False), ("validation", True))
+        }
 
 
 class Evaluation(_Graded):

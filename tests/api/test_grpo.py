@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,17 @@ def test_a_tenth_of_many_prompts_is_held_out(
     asked, kept = ({row["prompt"] for row in side} for side in (train, *rest))
     assert not asked & kept and len(kept) == (64 if held is None else 5)
     assert held is None or len(rest[0]) == held
+
+
+def test_prompts_to_be_held_out_are_in_memory_one_at_a_time(workplace: Path) -> None:
+    rows = ({**row, "notes": "x" * 1_000_000} for row in MANY)
+    GRPO("my-model", ROWS, shorter)  # what it imports is not of the rows
+    tracemalloc.start()
+    try:
+        assert " validation=" in GRPO("my-model", rows, shorter).command
+        assert tracemalloc.get_traced_memory()[1] < 25_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def training_words(training: GRPO) -> list[str]:
