@@ -393,6 +393,7 @@ def evaluate(
     rewards: Reward | Sequence[Reward] | None = None,
     *,
     force: bool = False,
+    resume: str | None = None,
     wait: bool = True,
     progress: bool = True,
     **request: Any,
@@ -402,13 +403,14 @@ def evaluate(
     Args:
         model, dataset, rewards, weights, overrides, home, profile, over: as GRPO's.
         config: of the step.
-        force, wait, progress: as those of `nemotron_steps.run`.
+        force, resume, wait, progress: as those of `nemotron_steps.run`.
         request: the others, and keys of the config: `evaluation={"samples_per_prompt": 4}`.
 
     Returns:
         The run: `result.summary["reward"]` is the mean reward, `result.metrics["heldout/reward"][0]` as well.
     """
-    return Evaluation(model, dataset, rewards, **request).run(force=force, wait=wait, progress=progress)
+    asked = Evaluation(model, dataset, rewards, **request)
+    return asked.run(force=force, resume=resume, wait=wait, progress=progress)
 
 
 def _validates(flat: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from nemotron_steps import DPO, GRPO, SFT, evaluate, open_run, run
 from nemotron_steps.api.training import Evaluation, _config_for
 from nemotron_steps.cli.main import steps
 from nemotron_steps.config.profiles import Profile
-from nemotron_steps.errors import ConfigError, RequestError
+from nemotron_steps.errors import ConfigError, RequestError, UnknownNameError
 from tests.api.conftest import ROWS, TINY
 
 WORTH = {"a": 1.0}
@@ -134,6 +134,7 @@ def test_rows_in_memory_are_imported_for_the_step_that_is_asked_for(
         (GRPO, {"rewards": shorter, "reward": shorter}, RequestError, "given twice"),
         (GRPO, {"reward_funcs": shorter}, RequestError, "GRPO has no argument 'reward_funcs'"),
         (Evaluation, {"rewards": shorter, "weights": []}, ConfigError, "every reward has a weight"),
+        (evaluate, {"rewards": shorter, "resume": "first"}, UnknownNameError, "there is no run yet"),
     ],
 )
 def test_what_a_step_has_no_use_for_is_refused(workplace: Path, asked: Any, more: Any, error: Any, told: str) -> None:
