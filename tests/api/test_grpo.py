@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps import DPO, GRPO, SFT, evaluate, open_run, run
+from nemotron_steps import DPO, GRPO, SFT, Registry, evaluate, open_run, run
 from nemotron_steps.api.training import Evaluation, _config_for
 from nemotron_steps.cli.main import steps
 from nemotron_steps.config.profiles import Profile
@@ -140,6 +140,11 @@ def test_rows_in_memory_are_imported_for_the_step_that_is_asked_for(
 def test_what_a_step_has_no_use_for_is_refused(workplace: Path, asked: Any, more: Any, error: Any, told: str) -> None:
     with pytest.raises(error, match=told):
         asked("my-model", ROWS, **more)
+
+
+def test_a_word_is_the_same_step_on_the_command_line() -> None:
+    words = {"sft": SFT, "dpo": DPO, "grpo": GRPO, "eval": Evaluation}
+    assert [Registry().show(word)["id"] for word in words] == [asked.STEP for asked in words.values()]
 
 
 MANY = [{"prompt": f"{a} + {b}?", "answer": str(a + b)} for a in range(1, 11) for b in range(1, 6)]
