@@ -346,11 +346,11 @@ class GRPO(_Graded):
         settled = self._session.settled(self._request)
         try:
             with variables_of(self._session.profile_of(settled)):
-                flat = self._session.compose(self.STEP, settled.config, settled.overrides).flat
+                composed = self._session.compose(self.STEP, settled.config, settled.overrides)
         except StepsError:
             return  # the plan says what is wrong, all of it
-        inputs = {**self._request.inputs}
-        if may_split and flat["data.validation.data_path"] is None:
+        flat, inputs = composed.flat, {**self._request.inputs}
+        if may_split and "validation" not in composed.inputs and flat["data.validation.data_path"] is None:
             inputs |= self._held_out(Path(inputs[self.DATA]))
         overrides = self._request.overrides
         if "validation" in inputs and not _validates(flat):
@@ -360,15 +360,22 @@ class GRPO(_Graded):
     def _held_out(self, path: Path) -> dict[str, str]:
         """The inputs with a tenth of the prompts held out, where there are enough: those whose digest is least, with
         every row that asks the same."""
-        rows = [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
-        asked = [_digest(row, f"dataset, row {number}") for number, row in enumerate(rows, start=1)]
+
+        def rows() -> Iterator[Any]:  # one in memory at a time
+            with path.open("rb") as file:
+                yield from map(json.loads, file)
+
+        asked = [_digest(row, f"dataset, row {number}") for number, row in enumerate(rows(), start=1)]
         every = sorted({*asked})
         if len(every) < _WORTH_SPLITTING:
             return {}
         held = {*every[: min(_HELD_OUT, len(every) // 10)]}
-        pairs = list(zip(rows, asked, strict=True))
-        train, validation = ([row for row, digest in pairs if (digest in held) is side] for side in (False, True))
-        return {self.DATA: self._reference(train, "dataset"), "validation": self._reference(validation, "dataset")}
+        return {
+            port: self._reference(
+                (row for row, digest in zip(rows(), asked, strict=True) if (digest in held) is side), "dataset"
+            )
+            for port, side in ((self.DATA, False), ("validation", True))
+        }
 
 
 class Evaluation(_Graded):
@@ -386,6 +393,7 @@ def evaluate(
     rewards: Reward | Sequence[Reward] | None = None,
     *,
     force: bool = False,
+    resume: str | None = None,
     wait: bool = True,
     progress: bool = True,
     **request: Any,
@@ -395,13 +403,14 @@ def evaluate(
     Args:
         model, dataset, rewards, weights, overrides, home, profile, over: as GRPO's.
         config: of the step.
-        force, wait, progress: as those of `nemotron_steps.run`.
+        force, resume, wait, progress: as those of `nemotron_steps.run`.
         request: the others, and keys of the config: `evaluation={"samples_per_prompt": 4}`.
 
     Returns:
         The run: `result.summary["reward"]` is the mean reward, `result.metrics["heldout/reward"][0]` as well.
     """
-    return Evaluation(model, dataset, rewards, **request).run(force=force, wait=wait, progress=progress)
+    asked = Evaluation(model, dataset, rewards, **request)
+    return asked.run(force=force, resume=resume, wait=wait, progress=progress)
 
 
 def _validates(flat: Mapping[str, Any]) -> bool:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nemotron_steps import DPO, GRPO, SFT, evaluate, open_run, run
+from nemotron_steps import DPO, GRPO, SFT, Registry, evaluate, open_run, run
 from nemotron_steps.api.training import Evaluation, _config_for
 from nemotron_steps.cli.main import steps
 from nemotron_steps.config.profiles import Profile
-from nemotron_steps.errors import ConfigError, RequestError
+from nemotron_steps.errors import ConfigError, RequestError, UnknownNameError
 from tests.api.conftest import ROWS, TINY
 
 WORTH = {"a": 1.0}
@@ -133,11 +134,17 @@ def test_rows_in_memory_are_imported_for_the_step_that_is_asked_for(
         (GRPO, {"rewards": shorter, "reward": shorter}, RequestError, "given twice"),
         (GRPO, {"reward_funcs": shorter}, RequestError, "GRPO has no argument 'reward_funcs'"),
         (Evaluation, {"rewards": shorter, "weights": []}, ConfigError, "every reward has a weight"),
+        (evaluate, {"rewards": shorter, "resume": "first"}, UnknownNameError, "there is no run yet"),
     ],
 )
 def test_what_a_step_has_no_use_for_is_refused(workplace: Path, asked: Any, more: Any, error: Any, told: str) -> None:
     with pytest.raises(error, match=told):
         asked("my-model", ROWS, **more)
+
+
+def test_a_word_is_the_same_step_on_the_command_line() -> None:
+    words = {"sft": SFT, "dpo": DPO, "grpo": GRPO, "eval": Evaluation}
+    assert [Registry().show(word)["id"] for word in words] == [asked.STEP for asked in words.values()]
 
 
 MANY = [{"prompt": f"{a} + {b}?", "answer": str(a + b)} for a in range(1, 11) for b in range(1, 6)]
@@ -152,11 +159,14 @@ MANY = [{"prompt": f"{a} + {b}?", "answer": str(a + b)} for a in range(1, 11) fo
         (MANY[:49] * 2, {}, 0),
         (MANY, {"validation": False}, 0),
         (MANY, {"overrides": ["data.validation.data_path=own.jsonl"]}, 0),
+        (MANY, {"config": "./own.yaml"}, 0),
     ],
 )
 def test_a_tenth_of_many_prompts_is_held_out(
     workplace: Path, rows: Any, more: dict[str, Any], held: int | None
 ) -> None:
+    (workplace / "own.yaml").write_text("defaults: [cpu]\ninputs: {validation: held.jsonl}\n")
+
     def sides(given: Any) -> list[list[Any]]:
         words = training_words(GRPO("my-model", given, shorter, **more))
         files = [word.partition("=")[2] for word in words if word.startswith(("prompts=", "validation="))]
@@ -171,6 +181,17 @@ def test_a_tenth_of_many_prompts_is_held_out(
     asked, kept = ({row["prompt"] for row in side} for side in (train, *rest))
     assert not asked & kept and len(kept) == (64 if held is None else 5)
     assert held is None or len(rest[0]) == held
+
+
+def test_prompts_to_be_held_out_are_in_memory_one_at_a_time(workplace: Path) -> None:
+    rows = ({**row, "notes": "x" * 1_000_000} for row in MANY)
+    GRPO("my-model", ROWS, shorter)  # what it imports is not of the rows
+    tracemalloc.start()
+    try:
+        assert " validation=" in GRPO("my-model", rows, shorter).command
+        assert tracemalloc.get_traced_memory()[1] < 25_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def training_words(training: GRPO) -> list[str]:

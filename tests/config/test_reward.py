@@ -34,8 +34,10 @@ def test_one_key_routes_every_row_to_the_function(rewards: Path, schema: type[Se
 
 
 def test_no_other_grader_of_an_evaluation_is_left(rewards: Path) -> None:
-    given = {"reward": "rewards.py:score", "evaluation": {"environment": "reasoning_gym"}}
+    given: dict[str, Any] = {"reward": "rewards.py:score", "evaluation": {"environment": "reasoning_gym"}}
     assert EvalConfig.model_validate(given).evaluation.environment is None
+    given["evaluation"]["environments"] = {"rlhf": "reasoning_gym"}
+    assert not StagesEvalConfig.model_validate(given).evaluation.environments
 
 
 @pytest.mark.parametrize("text", [b"def score(:", b"\0"])

@@ -32,7 +32,7 @@ class EvaluationConfig(Section):
 class GradingConfig(RewardedConfig):
     """What every evaluation has."""
 
-    GRADER: ClassVar[str | None] = "evaluation.environment"
+    GRADERS: ClassVar = {"evaluation.environment": None}
     MODEL: ClassVar[str] = "model"
     """The key of what it samples from."""
 
@@ -64,6 +64,7 @@ class StagesEvaluationConfig(EvaluationConfig):
 class StagesEvalConfig(GradingConfig):
     """The whole config of an evaluation of several models on several sets of prompts."""
 
+    GRADERS: ClassVar = {**GradingConfig.GRADERS, "evaluation.environments": {}}
     MODEL: ClassVar[str] = "models.NAME"
 
     evaluation: StagesEvaluationConfig = StagesEvaluationConfig()

@@ -36,8 +36,8 @@ Reward = Function | RewardFunctionConfig | tuple[Function | RewardFunctionConfig
 class RewardedConfig(Section):
     """A config whose rows functions of the user's own may grade."""
 
-    GRADER: ClassVar[str | None] = None
-    """The key that would grade every row instead, which `reward` unsets."""
+    GRADERS: ClassVar[Mapping[str, Any]] = {}
+    """Keys that would say what grades rows instead → what `reward` sets them to: nothing."""
 
     reward: Reward = None
     """Functions of the user's own that grade every row: `FILE.py:NAME`, or a list of {function, weight}. Stands for
@@ -46,10 +46,10 @@ class RewardedConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _own_reward(cls, values: Any) -> Any:
-        return _moved(values, cls.GRADER)
+        return _moved(values, cls.GRADERS)
 
 
-def _moved(values: Any, grader: str | None) -> Any:
+def _moved(values: Any, graders: Mapping[str, Any]) -> Any:
     """A copy of a config's raw values with what `reward` says at `env`: files by their path from the root.
 
     Raises BrokenRulesError for a file that does not exist, is not valid Python, or does not define the function.
@@ -71,7 +71,8 @@ def _moved(values: Any, grader: str | None) -> Any:
             entry["function"] = f"{_file(place)}:{name}"
     values = put_raw(values, "env.should_use_nemo_gym", False)
     values = put_raw(values, "env.environment", ENVIRONMENT)
-    values = values if grader is None else put_raw(values, grader, None)
+    for key, unset in graders.items():
+        values = put_raw(values, key, unset)
     return put_raw(put_raw(values, f"{_SETTINGS}.functions", entries), "reward", None)
 
 
