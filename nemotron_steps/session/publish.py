@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, starmap
 from typing import Any
 
 from nemotron_steps.artifacts.integrity import place_of
@@ -86,19 +86,22 @@ def model_card(store: ArtifactStore, model: Artifact, repository: str, *, rows: 
 
 
 def upload(artifact: Artifact, card: str, repository: str, *, public: bool) -> str:
-    """Put a verified model and its card into a repository of the hub, in one commit; its address.
+    """Put a verified model and its card into a repository of the hub, in one commit that deletes what else is there
+    (old weights would be loaded); its address.
 
     Raises RequestError for one that everybody can read, without `public`, and where the hub refuses, RetryableError
     where it does not answer."""
-    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     api, command = HfApi(), f"steps publish {artifact.ref} {repository}"
     files: dict[str, Any] = {each.path: str(artifact.path / each.path) for each in artifact.files}
-    operations = [CommitOperationAdd(*each) for each in {**files, "README.md": card.encode()}.items()]
+    files["README.md"] = card.encode()
     try:
         address = api.create_repo(repository, private=not public, exist_ok=True)
         if not public and not api.repo_info(repository).private:
             raise RequestError("everybody can read this repository", where=repository, hints=(f"{command} --public",))
+        old = {*api.list_repo_files(repository)} - {*files, ".gitattributes"}
+        operations = [*starmap(CommitOperationAdd, files.items()), *map(CommitOperationDelete, sorted(old))]
         api.create_commit(repository, operations, commit_message=f"{artifact.ref} {artifact.digest[:12]}")
     except StepsError:
         raise

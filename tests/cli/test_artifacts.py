@@ -226,12 +226,14 @@ def test_a_card_says_what_a_model_was_made_from_and_no_secret_path_or_row(
 
 def test_a_model_and_its_card_are_uploaded_in_one_commit_to_a_private_repository(trained: str, workplace: Path) -> None:
     asked: dict[str, bytes] = {}
+    held = (".gitattributes", "README.md", "config.json", "model-00001-of-00002.safetensors", "old/x.bin")
 
     class Hub(BaseHTTPRequestHandler):
         is_private = True
 
         def do_GET(self) -> None:
-            self.answer({"id": "acme/better-1b", "private": self.is_private})
+            tree = [{"type": "file", "path": path, "oid": "1", "size": 1} for path in held]
+            self.answer(tree if "/tree/" in self.path else {"id": "acme/better-1b", "private": self.is_private})
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -260,8 +262,10 @@ def test_a_model_and_its_card_are_uploaded_in_one_commit_to_a_private_repository
         server.shutdown()
     assert done.returncode == 0, done.stderr
     assert json.loads(asked["/api/repos/create"])["visibility"] == "private"
-    lines = [json.loads(line)["value"] for line in commits.splitlines()]
-    assert {line["path"] for line in lines if "path" in line} >= {"README.md", "model.safetensors", "config.json"}
+    lines = [json.loads(line) for line in commits.splitlines()]
+    written = {line["value"]["path"] for line in lines if line["key"] == "file"}
+    assert written >= {"README.md", "model.safetensors", "config.json"}
+    assert [line["value"]["path"] for line in lines if line["key"].startswith("deleted")] == [*held[3:]]
     assert refused.returncode == 2 and "--public" in refused.stderr
     assert "/api/models/acme/better-1b/commit/main" not in asked
 
