@@ -209,9 +209,11 @@ class Result:
         """Copy the model that the run made, its last one, into a new or an empty folder, verified; that folder.
 
         Raises UnknownNameError where there is none, or where one step made several: `outputs[PORT].save` has any."""
+        from nemotron_steps.manifest.registry import load_registry
         from nemotron_steps.session.publish import is_model
 
-        made = [{p: each for p, each in step.outputs.items() if is_model(each)} for step in self.steps.values()]
+        types = load_registry().types
+        made = [{p: a for p, a in step.outputs.items() if is_model(a.type, types)} for step in self.steps.values()]
         models = next((each for each in reversed(made) if each), {})
         if len(models) != 1:
             hints = [f"result.outputs[{port!r}].save({os.fspath(folder)!r})" for port in models or self.outputs]

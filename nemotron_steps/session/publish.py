@@ -16,6 +16,7 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.secrets import redact, redact_text
 from nemotron_steps.errors import RequestError, RetryableError, StepsError, UnknownNameError, first_line
 from nemotron_steps.manifest.registry import load_registry
+from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.runs.cache import config_of
 from nemotron_steps.runs.log_format import in_words, is_change, values_of
 from nemotron_steps.runs.report.data import read_report
@@ -30,22 +31,21 @@ _FOLDERS = re.compile(r"(?<![\w.:/…~])~?/(?:[\w.@+-]+/)*(?=[\w.@+-])")
 """Of a path of this machine all but its last part."""
 
 
-def is_model(artifact: Artifact) -> bool:
-    """Whether it is a checkpoint or an adapter."""
-    types = load_registry().types
-    names = types.ancestors(artifact.type) if artifact.type in types else (artifact.type,)
+def is_model(type_name: str, types: TypeGraph) -> bool:
+    """Whether artifacts of a type are checkpoints or adapters; `types`: the registry's, read anew at every load."""
+    names = types.ancestors(type_name) if type_name in types else (type_name,)
     return any(name.startswith(("checkpoint", "adapter")) for name in names)
 
 
 def model_card(store: ArtifactStore, model: Artifact, repository: str, *, rows: bool = False) -> str:
     """README.md of a model: what it is, what it was made from and how, and what that changed. Secrets are masked, paths
     of this machine cut to their last part; rows of the data are in it only with `rows`."""
-    records = {each.ref: each for each in store.list_artifacts()}
+    records, types = {each.ref: each for each in store.list_artifacts()}, load_registry().types
     above = [ref for ref in dict.fromkeys(link.parent for link in lineage(store, model).ancestors) if ref in records]
-    data = [records[ref] for ref in above if not is_model(records[ref])]
+    data = [records[ref] for ref in above if not is_model(records[ref].type, types)]
     # Back to the base: teachers and judges stand after the policy among a step's inputs.
     chain, known = [model], dict(records)
-    while parents := [known[e.ref] for e in chain[-1].inputs if e.ref in known and is_model(known[e.ref])]:
+    while parents := [known[e.ref] for e in chain[-1].inputs if e.ref in known and is_model(known[e.ref].type, types)]:
         chain.append(known.pop(parents[0].ref))
     base, licence = chain[-1], _licence(store, model)
     hub = _SNAPSHOT.search(base.source)
