@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice, starmap
@@ -29,12 +30,22 @@ _SNAPSHOT = re.compile(r"/models--([\w.-]+?)--([\w.-]+)/snapshots/(\w+)")
 _HUB_SET = re.compile(r"hf://(?:datasets/)?([\w.-]+/[\w.-]+)")
 _FOLDERS = re.compile(r"(?<![\w.:/…~])~?/(?:[\w.@+-]+/)*(?=[\w.@+-])")
 """Of a path of this machine all but its last part."""
+_FOLDERS_OF_VALUE = re.compile(
+    r"""(^|[=,'"\[{(]\s*|:(?!//)\s*)(?:file:(?://[\w.-]*)?(?=/)|~[\w.-]*|\.\.?)?"""
+    r"""/(?:(?:[^,:'"]|['"](?=\w))*/)?(?=[^/\s,:'"])"""
+)
+"""The same where a value is known to be one, or several: with blanks, a scheme, from a home or from here."""
 
 
 def is_model(type_name: str, types: TypeGraph) -> bool:
     """Whether artifacts of a type are checkpoints or adapters; `types`: the registry's, read anew at every load."""
     names = types.ancestors(type_name) if type_name in types else (type_name,)
     return any(name.startswith(("checkpoint", "adapter")) for name in names)
+
+
+def without_folders(value: str) -> str:
+    """A value of a command or a config; of the paths of this machine in it only the last part."""
+    return _FOLDERS_OF_VALUE.sub(r"\1…/", value)
 
 
 def model_card(store: ArtifactStore, model: Artifact, repository: str, *, rows: bool = False) -> str:
@@ -125,7 +136,8 @@ def _run_of(store: ArtifactStore, artifact: Artifact) -> tuple[str, Mapping[str,
                 run_file(store, info.id, name)
         report = read_report(store.backend.local(f"runs/{info.id}"), store)
         steps = (step.summary for step in report.steps if made and step.cache_key == made.made_under)
-        return RunRequest.from_dict(info.request).redacted().command, redact(next(steps, {}))
+        words = shlex.split(RunRequest.from_dict(info.request).redacted().command)
+        return shlex.join(map(without_folders, words)), redact(next(steps, {}))
     return "", {}
 
 
@@ -138,7 +150,8 @@ def _sources(store: ArtifactStore, artifact: Artifact) -> str:
     if config.get("blend_path"):
         with suppress(StepsError, OSError, ValueError, LookupError):
             found += json.loads((store.open(artifact).path / "accounting.json").read_bytes())["sources"]
-    return ", ".join(map(str, filter(None, found or [edge.ref for edge in artifact.inputs]))) or _UNKNOWN
+    told = map(str, filter(None, found or [edge.ref for edge in artifact.inputs]))
+    return ", ".join(map(without_folders, told)) or _UNKNOWN
 
 
 def _licence(store: ArtifactStore, artifact: Artifact) -> str:
