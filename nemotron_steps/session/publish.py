@@ -112,7 +112,7 @@ def upload(artifact: Artifact, card: str, repository: str, *, public: bool) -> s
         if not public and not api.repo_info(repository).private:
             raise RequestError("everybody can read this repository", where=repository, hints=(f"{command} --public",))
         old = {*api.list_repo_files(repository)} - {*files, ".gitattributes"}
-        operations = [*starmap(CommitOperationAdd, files.items()), *map(CommitOperationDelete, sorted(old))]
+        operations: list[Any] = [*starmap(CommitOperationAdd, files.items()), *map(CommitOperationDelete, sorted(old))]
         api.create_commit(repository, operations, commit_message=f"{artifact.ref} {artifact.digest[:12]}")
     except StepsError:
         raise
