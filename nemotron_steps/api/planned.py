@@ -108,19 +108,25 @@ def arguments_of(listed: Callable[..., Any]) -> Callable[[FunctionT], FunctionT]
 
 
 def reference(given: Input) -> str:
-    """An input as the command line names it; of a run, the model that it made. RequestError for what has no name there,
-    such as a loaded model."""
+    """An input as the command line names it; of a run, the one model that its last step made. RequestError for what has
+    no name there, such as a loaded model."""
     from nemotron_steps.api.result import Result
 
     if isinstance(given, Result):
-        if "model" not in given.outputs:
+        from nemotron_steps.manifest.registry import load_registry
+        from nemotron_steps.session.publish import is_model
+
+        made, types = given.outputs, load_registry().types
+        models = [port for port, each in made.items() if is_model(each.type, types)]
+        port = models[0] if len(models) == 1 else "model"
+        if port not in made:
             raise RequestError(
-                f"run '{given.id}' has made no model",
-                expected="a training that is done",
-                found=f"{given.status}: {', '.join(given.outputs) or 'no outputs'}",
-                hints=(f"steps status {given.id}",),
+                f"run '{given.id}' has made {'several models' if models else 'no model'}",
+                expected="one of its outputs" if models else "a training that is done",
+                found=f"{given.status}: {', '.join(models or made) or 'no outputs'}",
+                hints=[f"result.outputs[{name!r}]" for name in made] or [f"steps status {given.id}"],
             )
-        given = given.outputs["model"]
+        given = made[port]
     if isinstance(given, Artifact):
         return given.ref
     if isinstance(given, str | os.PathLike):

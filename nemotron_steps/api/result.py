@@ -206,13 +206,16 @@ class Result:
         return dict(self._goal.outputs)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Copy the model that the run made, its last one, into a new or an empty folder, verified; that folder.
+        """Copy the model of the last step asked for that makes one into a new or empty folder, verified; that folder.
 
-        Raises UnknownNameError where there is none, or where one step made several: `outputs[PORT].save` has any."""
+        Raises UnknownNameError where that step made none, or several: `outputs[PORT].save` has any."""
+        from nemotron_steps.manifest.registry import load_registry
         from nemotron_steps.session.publish import is_model
 
-        made = [{p: each for p, each in step.outputs.items() if is_model(each)} for step in self.steps.values()]
-        models = next((each for each in reversed(made) if each), {})
+        types, asked = load_registry().types, [step for step in self._report.steps if step.key in self._report.goals]
+        making = [s.key for s in asked if any(is_model(each, types) for each in s.plan.get("produces", {}).values())]
+        made = self.steps[making[-1]].outputs if making else {}
+        models = {port: each for port, each in made.items() if is_model(each.type, types)}
         if len(models) != 1:
             hints = [f"result.outputs[{port!r}].save({os.fspath(folder)!r})" for port in models or self.outputs]
             what = f"run '{self.id}' made {'several models at once' if models else 'no model'}"

@@ -21,6 +21,7 @@ import json
 import logging
 import os
 import re
+import stat
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,7 +91,7 @@ class ArtifactStore:
         prefix = "" if beside is None else f".{beside.name}.export-"
         root.mkdir(parents=True, exist_ok=True)
         for left in root.iterdir():
-            if not left.name.startswith(prefix):
+            if beside is not None and not _is_export(left, prefix):  # a folder of the user's holds other things
                 continue
             if left.is_symlink() or not left.is_dir():  # nothing of ours
                 left.unlink(missing_ok=True)
@@ -410,6 +411,15 @@ class ArtifactStore:
             found=ref,
             hints=(*(f"steps artifacts show {each}" for each in near), "steps artifacts list"),
         )
+
+
+def _is_export(path: Path, prefix: str) -> bool:
+    """Whether it is a folder as this user's exports are named."""
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        named = re.fullmatch(re.escape(prefix) + "[0-9a-f]{32}", path.name)
+        return bool(named) and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return False
 
 
 def _locked(folder: Path, how: int) -> int | None:

@@ -288,14 +288,16 @@ def publish(args: argparse.Namespace) -> int:
     from huggingface_hub import get_token
 
     from nemotron_steps.artifacts.export import export
+    from nemotron_steps.manifest.registry import load_registry
     from nemotron_steps.session.publish import is_model, model_card, upload
 
     store = Session(args.home).store
     artifact, repository = store.find(args.ref), args.repository
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repository):
         raise RequestError("this is no repository of the hub", expected="ORG/REPO", found=repository)
-    if not is_model(artifact) or artifact.type == "checkpoint_megatron":
-        hint = _to_hf(artifact) if is_model(artifact) else "steps artifacts list --type checkpoint_hf"
+    published = is_model(artifact.type, load_registry().types)
+    if not published or artifact.type == "checkpoint_megatron":
+        hint = _to_hf(artifact) if published else "steps artifacts list --type checkpoint_hf"
         what = "only a Hugging Face checkpoint or an adapter is published"
         raise RequestError(what, where=artifact.ref, found=artifact.type, hints=(hint,))
     card = model_card(store, artifact, repository, rows=args.rows)

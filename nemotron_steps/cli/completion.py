@@ -138,7 +138,8 @@ def _runs(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
 
 
 def _steps(parsed_args: argparse.Namespace) -> list[StepManifest]:
-    found = [load_registry().find_step(word) for word in _given(parsed_args)]
+    registry = load_registry()
+    found = [registry.find_step(word) for word in _given(parsed_args)]
     return [step for step in found if step is not None]
 
 
@@ -149,8 +150,8 @@ def _pipelines(parsed_args: argparse.Namespace) -> list[PipelineManifest]:
 
 def _stages(parsed_args: argparse.Namespace) -> dict[str, StepManifest | None]:
     """The stages of the pipeline that is named, and their steps."""
-    stages = [stage for each in _pipelines(parsed_args) for stage in each.stages]
-    return {stage.name: load_registry().find_step(stage.step) for stage in stages}
+    registry, stages = load_registry(), [stage for each in _pipelines(parsed_args) for stage in each.stages]
+    return {stage.name: registry.find_step(stage.step) for stage in stages}
 
 
 def _given(parsed_args: argparse.Namespace) -> list[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, starmap
 from typing import Any
 
 from nemotron_steps.artifacts.integrity import place_of
@@ -16,6 +17,7 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.secrets import redact, redact_text
 from nemotron_steps.errors import RequestError, RetryableError, StepsError, UnknownNameError, first_line
 from nemotron_steps.manifest.registry import load_registry
+from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.runs.cache import config_of
 from nemotron_steps.runs.log_format import in_words, is_change, values_of
 from nemotron_steps.runs.report.data import read_report
@@ -28,24 +30,33 @@ _SNAPSHOT = re.compile(r"/models--([\w.-]+?)--([\w.-]+)/snapshots/(\w+)")
 _HUB_SET = re.compile(r"hf://(?:datasets/)?([\w.-]+/[\w.-]+)")
 _FOLDERS = re.compile(r"(?<![\w.:/…~])~?/(?:[\w.@+-]+/)*(?=[\w.@+-])")
 """Of a path of this machine all but its last part."""
+_FOLDERS_OF_VALUE = re.compile(
+    r"""(^|[=,'"\[{(]\s*|:(?!//)\s*)(?:file:(?://[\w.-]*)?(?=/)|~[\w.-]*|\.\.?)?"""
+    r"""/(?:(?:[^,:'"]|['"](?=\w))*/)?(?=[^/\s,:'"])"""
+)
+"""The same where a value is known to be one, or several: with blanks, a scheme, from a home or from here."""
 
 
-def is_model(artifact: Artifact) -> bool:
-    """Whether it is a checkpoint or an adapter."""
-    types = load_registry().types
-    names = types.ancestors(artifact.type) if artifact.type in types else (artifact.type,)
+def is_model(type_name: str, types: TypeGraph) -> bool:
+    """Whether artifacts of a type are checkpoints or adapters; `types`: the registry's, read anew at every load."""
+    names = types.ancestors(type_name) if type_name in types else (type_name,)
     return any(name.startswith(("checkpoint", "adapter")) for name in names)
+
+
+def without_folders(value: str) -> str:
+    """A value of a command or a config; of the paths of this machine in it only the last part."""
+    return _FOLDERS_OF_VALUE.sub(r"\1…/", value)
 
 
 def model_card(store: ArtifactStore, model: Artifact, repository: str, *, rows: bool = False) -> str:
     """README.md of a model: what it is, what it was made from and how, and what that changed. Secrets are masked, paths
     of this machine cut to their last part; rows of the data are in it only with `rows`."""
-    records = {each.ref: each for each in store.list_artifacts()}
+    records, types = {each.ref: each for each in store.list_artifacts()}, load_registry().types
     above = [ref for ref in dict.fromkeys(link.parent for link in lineage(store, model).ancestors) if ref in records]
-    data = [records[ref] for ref in above if not is_model(records[ref])]
+    data = [records[ref] for ref in above if not is_model(records[ref].type, types)]
     # Back to the base: teachers and judges stand after the policy among a step's inputs.
     chain, known = [model], dict(records)
-    while parents := [known[e.ref] for e in chain[-1].inputs if e.ref in known and is_model(known[e.ref])]:
+    while parents := [known[e.ref] for e in chain[-1].inputs if e.ref in known and is_model(known[e.ref].type, types)]:
         chain.append(known.pop(parents[0].ref))
     base, licence = chain[-1], _licence(store, model)
     hub = _SNAPSHOT.search(base.source)
@@ -86,19 +97,22 @@ def model_card(store: ArtifactStore, model: Artifact, repository: str, *, rows: 
 
 
 def upload(artifact: Artifact, card: str, repository: str, *, public: bool) -> str:
-    """Put a verified model and its card into a repository of the hub, in one commit; its address.
+    """Put a verified model and its card into a repository of the hub, in one commit that deletes what else is there
+    (old weights would be loaded); its address.
 
     Raises RequestError for one that everybody can read, without `public`, and where the hub refuses, RetryableError
     where it does not answer."""
-    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     api, command = HfApi(), f"steps publish {artifact.ref} {repository}"
     files: dict[str, Any] = {each.path: str(artifact.path / each.path) for each in artifact.files}
-    operations = [CommitOperationAdd(*each) for each in {**files, "README.md": card.encode()}.items()]
+    files["README.md"] = card.encode()
     try:
         address = api.create_repo(repository, private=not public, exist_ok=True)
         if not public and not api.repo_info(repository).private:
             raise RequestError("everybody can read this repository", where=repository, hints=(f"{command} --public",))
+        old = {*api.list_repo_files(repository)} - {*files, ".gitattributes"}
+        operations: list[Any] = [*starmap(CommitOperationAdd, files.items()), *map(CommitOperationDelete, sorted(old))]
         api.create_commit(repository, operations, commit_message=f"{artifact.ref} {artifact.digest[:12]}")
     except StepsError:
         raise
@@ -122,7 +136,8 @@ def _run_of(store: ArtifactStore, artifact: Artifact) -> tuple[str, Mapping[str,
                 run_file(store, info.id, name)
         report = read_report(store.backend.local(f"runs/{info.id}"), store)
         steps = (step.summary for step in report.steps if made and step.cache_key == made.made_under)
-        return RunRequest.from_dict(info.request).redacted().command, redact(next(steps, {}))
+        words = shlex.split(RunRequest.from_dict(info.request).redacted().command)
+        return shlex.join(map(without_folders, words)), redact(next(steps, {}))
     return "", {}
 
 
@@ -135,7 +150,8 @@ def _sources(store: ArtifactStore, artifact: Artifact) -> str:
     if config.get("blend_path"):
         with suppress(StepsError, OSError, ValueError, LookupError):
             found += json.loads((store.open(artifact).path / "accounting.json").read_bytes())["sources"]
-    return ", ".join(map(str, filter(None, found or [edge.ref for edge in artifact.inputs]))) or _UNKNOWN
+    told = map(str, filter(None, found or [edge.ref for edge in artifact.inputs]))
+    return ", ".join(map(without_folders, told)) or _UNKNOWN
 
 
 def _licence(store: ArtifactStore, artifact: Artifact) -> str:

@@ -67,7 +67,7 @@ def test_a_result_has_what_the_run_recorded(capfd: pytest.CaptureFixture[str]) -
     assert open_run("latest").id == again.id
 
 
-def test_a_failure_is_raised_and_the_same_call_goes_on() -> None:
+def test_a_failure_is_raised_and_the_same_call_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NonFiniteLossError) as raised:
         plan("toy/train", config="tiny", end="diverge", name="shaky").run(progress=False)
     failed = open_run("shaky")
@@ -76,6 +76,9 @@ def test_a_failure_is_raised_and_the_same_call_goes_on() -> None:
     assert failed.metrics["loss"] and "error[E600]" in failed._repr_html_()
     with pytest.raises(StepsError, match="NaN"):
         failed.wait()
+    monkeypatch.setattr("nemotron_steps.session.publish.is_model", lambda *_: True)
+    with pytest.raises(UnknownNameError, match="no model"):  # the rows are of a step that was not asked for
+        failed.save("copy")
     resumed = run("toy/train", config="tiny", resume="shaky", progress=False)
     assert resumed.id == failed.id == open_run("shaky").id and resumed.status == "done"
     again = plan("toy/train", config="tiny").run(name="again", progress=False)

@@ -21,6 +21,7 @@ from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.resolver.plan import Plan
 from nemotron_steps.runs.execute import RunResult, StepResult
 from nemotron_steps.runs.run_folder import RunFolder
+from nemotron_steps.session.publish import without_folders
 from nemotron_steps.session.run_request import RunRequest
 from tests.artifacts.checkpoint_files import write_hf, write_megatron, write_safetensors
 from tests.cli.conftest import Cli
@@ -136,7 +137,7 @@ def test_a_copy_outside_the_home_is_whole_or_not_there_and_replaces_nothing(cli:
     assert cli("artifacts", "add", str(write_megatron(workplace / "model")), "--name", "mine").code == 0
     (place,) = cli("artifacts", "path", "mine").out.splitlines()
     assert sorted(p.name for p in Path(place).iterdir()) == ["artifact.json", "hf", "weights"]
-    killed = workplace / ".out.export-0123"
+    killed = workplace / f".out.export-{0:032x}"
     killed.mkdir()
     copied = cli("artifacts", "export", "mine", "out")
     assert f"steps run {MEGATRON_TO_HF}mine:v1" in copied.out and not killed.exists()
@@ -175,7 +176,9 @@ def trained(cli: Cli, workplace: Path) -> str:
     (snapshot / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Base\n")
     base = store.reference(snapshot)
     run = RunFolder(store, "run-1")
-    request = RunRequest(("rl/x",), (f"judge.api_key={SECRET}", "n=3"), inputs={"policy": str(snapshot)})
+    request = RunRequest(
+        ("rl/x",), (f"judge.api_key={SECRET}", "n=3", "x='../jane doe/y'"), inputs={"policy": str(snapshot)}
+    )
     info = run.create("rl/x", request.to_dict())
     keys = {"data_prep/x": "k1", "rl/x": "k2"}
     run.update(info, steps={step: {"state": "ran", "cache_key": key} for step, key in keys.items()})
@@ -213,25 +216,50 @@ def test_a_card_says_what_a_model_was_made_from_and_no_secret_path_or_row(
         "| licence | not recorded |",
         "| heldout_reward | 0.25 → 0.75 (+0.5) |",
         "n=3",
-        "--input policy=…/abc123",
+        "--input 'policy=…/abc123'",
         "| hf://acme/questions | not recorded |",
     ):
         assert said in card
-    for unsaid in (SECRET, str(workplace), "of nobody else", "a text"):
+    for unsaid in (SECRET, "jane", str(workplace), "of nobody else", "a text"):
         assert unsaid not in card
     assert cli("publish", trained, "acme/better-1b").code == 2
     assert cli("publish", trained, "acme/better-1b", "--folder", "again", "--rows").code == 0
     assert "of nobody else" in (workplace / "again" / "README.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("/home/jane/x", "…/x"),
+        ("policy=/home/jane/x/", "policy=…/x/"),
+        ("file:///home/jane/secret/x", "…/x"),
+        ("input_path=file://host/home/jane/x", "input_path=…/x"),
+        ("~/jane/x", "…/x"),
+        ("~jane/m/x", "…/x"),
+        ("policy=../jane/x", "policy=…/x"),
+        ("./jane/x", "…/x"),
+        ("A=/a/b:/c/d/e", "A=…/b:…/e"),
+        ("data.path='/home/jane doe/my data/x'", "data.path='…/x'"),
+        ("/home/jane o'neill (old)/run=1/x y", "…/x y"),
+        ("a=[/a/b, '/c d/e',~jane/f/g]", "a=[…/b, '…/e',…/g]"),
+        ("a={path: /a/b, name: acme/questions}", "a={path: …/b, name: acme/questions}"),
+        *((same, same) for same in ("hf://acme/questions", "https://a.b:80/v1/x", "toy/make/rows:v1", "lr=1/2", "a=/")),
+    ],
+)
+def test_of_a_path_in_a_value_only_the_last_part_is_shown(value: str, shown: str) -> None:
+    assert without_folders(value) == shown
+
+
 def test_a_model_and_its_card_are_uploaded_in_one_commit_to_a_private_repository(trained: str, workplace: Path) -> None:
     asked: dict[str, bytes] = {}
+    held = (".gitattributes", "README.md", "config.json", "model-00001-of-00002.safetensors", "old/x.bin")
 
     class Hub(BaseHTTPRequestHandler):
         is_private = True
 
         def do_GET(self) -> None:
-            self.answer({"id": "acme/better-1b", "private": self.is_private})
+            tree = [{"type": "file", "path": path, "oid": "1", "size": 1} for path in held]
+            self.answer(tree if "/tree/" in self.path else {"id": "acme/better-1b", "private": self.is_private})
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -260,8 +288,10 @@ def test_a_model_and_its_card_are_uploaded_in_one_commit_to_a_private_repository
         server.shutdown()
     assert done.returncode == 0, done.stderr
     assert json.loads(asked["/api/repos/create"])["visibility"] == "private"
-    lines = [json.loads(line)["value"] for line in commits.splitlines()]
-    assert {line["path"] for line in lines if "path" in line} >= {"README.md", "model.safetensors", "config.json"}
+    lines = [json.loads(line) for line in commits.splitlines()]
+    written = {line["value"]["path"] for line in lines if line["key"] == "file"}
+    assert written >= {"README.md", "model.safetensors", "config.json"}
+    assert [line["value"]["path"] for line in lines if line["key"].startswith("deleted")] == [*held[3:]]
     assert refused.returncode == 2 and "--public" in refused.stderr
     assert "/api/models/acme/better-1b/commit/main" not in asked
 
