@@ -45,16 +45,34 @@ class Typed:
         return Typed("bash" if script else prog, words)
 
     def hint(self, hint: str) -> str:
-        """A hint that is a command of `steps`, as it is called here and with the home that was named."""
+        """A hint that is a command of `steps`, as it is called here, with the home and, of a step to be run with a
+        config, the profile that were named; in the words of the recipe that was typed."""
         if not hint.startswith("steps "):
             return hint
         command, mark, comment = hint.partition("   #")
-        found = (re.match(r"--home[= ](.*)", " ".join(unit)) for unit in _units(self.words))
+        units = _units(self.words[: self.words.index("--")] if "--" in self.words else self.words)
+        found = (re.match(r"--home[= ](.*)", " ".join(unit)) for unit in units)
         home = next((match[1] for match in found if match), None)
         if home is not None and "--home" not in command and _OF_A_HOME.match(command):
             command += f" --home {shlex.quote(home)}"
         name = "steps" if self.prog == "steps" else "nemotron steps"
-        return f"{_uv()}{name}{command.removeprefix('steps')}{mark}{comment}"
+        rest = command.removeprefix("steps")
+        step = re.match(r" run (\S+) -c (\S+)", rest)
+        if step is not None:
+            rest = " ".join((rest, *map(shlex.quote, next((unit for unit in units if _what(unit) == ("-r",)), ()))))
+            if self.prog == "nemotron":
+                from nemotron_steps.cli.recipes import spelled
+
+                recipe = spelled(self.words[0], step[1], step[2])
+                name, rest = (recipe, rest[step.end() :]) if recipe else (name, rest)
+        return f"{_uv()}{name}{rest}{mark}{comment}"
+
+    def fields(self, error: StepsError) -> dict[str, Any]:
+        """An error as JSON, with hints as `hint` has them."""
+        fields = error.to_dict()
+        for each in (fields, *fields.get("problems", ())):
+            each["hints"] = [self.hint(hint) for hint in each["hints"]]
+        return fields
 
     def with_change(self, hint: str, where: str | None) -> str | None:
         """The whole command as `changed` has it."""
@@ -172,9 +190,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
         show(error, Terminal.of(sys.stderr))  # type: ignore[arg-type]
         return exit_code(error)
     if isinstance(error, StepsError):
-        fields = error.to_dict()
-        for each in (fields, *fields.get("problems", ())):
-            each["hints"] = [typed[0].hint(hint) for hint in each["hints"]]
+        fields = typed[0].fields(error)
     else:
         name = type(error).__name__
         fields = {"code": "E999", "class": name, "what": printable(str(error)) or name, "where": location(error)}

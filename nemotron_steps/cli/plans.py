@@ -123,7 +123,7 @@ def show_unfilled(found: Plan, out: Terminal) -> None:
         wanted = f": {problem.expected}" if problem.expected else ""
         out.print(f"  {out.style('○', 'yellow')} {printable(redact_text(problem.what + wanted))}")
         for hint in problem.hints[:2]:
-            out.print(f"      {out.style(printable(redact_text(hint)), 'cyan')}")
+            out.print(f"      {out.style(printable(redact_text(typed[0].hint(hint))), 'cyan')}")
 
 
 def _show_memory(step: PlannedStep, out: Terminal) -> None:
