@@ -309,5 +309,6 @@ def open_backend(home: str | Path | None = None, cache: Path | None = None) -> B
 
 def default_cache() -> Path:
     """Where copies of remote artifacts are kept: STEPS_CACHE, else the user's cache folder."""
-    shared = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("STEPS_CACHE") or shared / "nemotron_steps")
+    if own := os.environ.get("STEPS_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nemotron_steps"

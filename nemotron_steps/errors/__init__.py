@@ -54,7 +54,7 @@ class StepsError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Keyword-only arguments would otherwise be lost when an error crosses a process boundary.
-        return (type(self), (self.what,), self.__dict__.copy())
+        return (_rebuild, (type(self), self.what), self.__dict__.copy())
 
     def render(self) -> str:
         """The error as plain text: code and sentence, then where, expected, found and hints."""
@@ -140,6 +140,12 @@ def first_line(error: BaseException) -> str:
 def did_you_mean(names: Sequence[str]) -> tuple[str, ...]:
     """The hint of names that are near to one that does not exist; none without any."""
     return (f"did you mean {' or '.join(map(repr, names))}?",) if names else ()
+
+
+def _rebuild(cls: type[StepsError], what: str) -> StepsError:
+    error = cls.__new__(cls)  # whose constructor may want other arguments
+    Exception.__init__(error, what)
+    return error
 
 
 class RequestError(StepsError):

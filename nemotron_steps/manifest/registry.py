@@ -213,7 +213,8 @@ class _Reading:
         step, problems = loader.parse_step(file, pack=pack.name, config_dir=config_dir)
         if step is None:
             self.problems.extend(problems)
-            self.broken.setdefault((pack.name, step_id or _id_in(file.source.text)), problems[0])
+            if name := step_id or _id_in(file.source.text):
+                self.broken.setdefault((pack.name, name), problems[0])
             return
         if not step.produces and not step.consumes:
             self.warn(f"step '{step.id}' neither consumes nor produces anything", where=step.where("step"))

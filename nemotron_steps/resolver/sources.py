@@ -257,7 +257,7 @@ class Sources:
                 return None if ref is None else self._from_reference(node, port, ref, where)
         config_name = None if source.get("config") is None else str(source["config"])
         overrides = (given,) if isinstance(given, str) else tuple(str(item) for item in given)
-        identity = (str(source["step"]), config_name or DEFAULT, overrides)
+        identity = (manifest.id, config_name or DEFAULT, overrides)
         producer = self._shared.get(identity)
         if producer is None:
             because = f"source of {node.at(port.name)}"

@@ -201,7 +201,10 @@ class RunFolder:
     def load(self) -> RunInfo | None:
         """What run.json says, None if there is no such run on this machine."""
         file = self.path / RUN_FILE
-        return _parse(file.read_bytes(), self.id, str(file)) if file.is_file() else None
+        try:
+            return _parse(file.read_bytes(), self.id, str(file))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def update(self, info: RunInfo, **changes: Any) -> RunInfo:
         """Write run.json with some fields changed and return the new state."""
@@ -343,7 +346,7 @@ def _load(store: ArtifactStore, run_id: str) -> RunInfo | None:
     if info is None:
         return None
     note = folder.path / JOB_FILE
-    if note.is_file():
+    with suppress(FileNotFoundError):  # nobody's job, or forgotten just now
         job = json_object(note.read_bytes(), str(note))
         require_shape(job, {"executor": TEXT, "job": JOB_NAME, ANY: ANY}, str(note), hints=())
         info = replace(info, executor=job["executor"], job=job["job"])

@@ -109,7 +109,8 @@ def model_eval(context: StepContext[EvalConfig]) -> None:
     config = context.config
     if config.model is None or config.data.data_path is None:
         missing = "model" if config.model is None else "data.data_path"
-        mends = ["--input model=PATH"] if config.model is None else ["--input prompts=PATH", "data.data_path=FILE"]
+        prompts = "--input prompts=FOLDER   # its heldout.jsonl is graded, else its validation rows, else all rows"
+        mends = ["--input model=PATH"] if config.model is None else [prompts, "data.data_path=FILE"]
         raise ConfigError("nothing to evaluate", where=missing, hints=mends)
     rows = read_rows(config.data.data_path)[: config.evaluation.max_prompts]
     context.tracker.progress(f"grading {len(rows)} prompts of {Path(config.data.data_path).name}", 0, None)

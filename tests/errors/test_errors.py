@@ -20,6 +20,16 @@ def test_an_error_keeps_everything_on_its_way_from_another_process() -> None:
     assert found.args == ("several",)
 
 
+class OfAPack(DataError):
+    def __init__(self, row: int, *, file: str) -> None:
+        super().__init__(f"row {row} is bad", where=f"{file}:{row}")
+
+
+def test_an_error_whose_constructor_wants_something_else_comes_from_another_process_as_well() -> None:
+    found = pickle.loads(pickle.dumps(OfAPack(3, file="a")))
+    assert (type(found), found.render()) == (OfAPack, OfAPack(3, file="a").render())
+
+
 CODES = {
     "StepsError": ("E000", 1),
     "RequestError": ("E010", 2),

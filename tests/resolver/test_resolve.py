@@ -78,8 +78,13 @@ def tiny(world: World) -> None:
     }
 
 
-def test_sources_of_sources_are_planned_and_shared(world: World) -> None:
+@pytest.mark.parametrize("called", ["prep/chats", "chatting"])
+def test_sources_of_sources_are_planned_and_shared(world: World, called: str) -> None:
     tiny(world)
+    chats = world.registry.steps["prep/chats"]
+    aliased = chats.model_copy(update={"step": chats.step.model_copy(update={"aliases": ("chatting",)})})
+    world.registry.steps["prep/chats"] = aliased  # type: ignore[index]
+    world.configs["judge", "tiny"]["inputs"]["chats"]["step"] = called
     plan = world.plan("rlhf", config="tiny")
     assert wiring(plan) == {
         "prep/prompts": {},

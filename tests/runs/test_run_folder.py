@@ -50,6 +50,18 @@ def test_a_run_that_cannot_be_read_hides_no_other(store: ArtifactStore, caplog: 
     assert caplog.text.count("cannot be read") == 3
 
 
+@pytest.mark.parametrize("name", ["run.json", "job.json"])
+def test_a_file_that_is_removed_while_it_is_looked_for_was_never_there(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder = recorded(store, "a")
+    (folder.path / name).unlink(missing_ok=True)
+    is_file = Path.is_file
+    monkeypatch.setattr(Path, "is_file", lambda path: path.name == name or is_file(path))
+    assert name == "run.json" or get_run(store, "a").job == ""
+    assert (folder.load() is None) == (name == "run.json")
+
+
 def test_a_run_is_found_by_a_part_that_it_has_alone(store: ArtifactStore) -> None:
     for name in ("0101-rlhf-aa", "0102-rlhf-bb", "0103-sft-cc", "0104-rlhf-dd", "0105-rlhf-ee"):
         recorded(store, name)

@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from nemotron_steps.config.schema.eval import StagesEvalConfig
+from nemotron_steps.config.schema.eval import EvalConfig, StagesEvalConfig
+from nemotron_steps.errors import ConfigError
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps import evaluation
-from nemotron_steps.steps.evaluation import eval_stages
+from nemotron_steps.steps.evaluation import eval_stages, model_eval
 from tests.models.checkpoints import write_checkpoint
 
 ROW = {
@@ -65,6 +66,13 @@ def test_every_model_answers_every_set_of_heldout_rows_else_of_validation_rows(t
     assert list(report["metrics"]) == ["late/blend", "late/own", "early/blend", "early/own"]
     (summary,) = [record["values"] for record in records if record["kind"] == "summary"]
     assert list(summary["heldout_reward"]) == ["late", "early"]
+
+
+def test_an_evaluation_without_prompts_says_which_rows_of_a_folder_are_graded(tmp_path):
+    context = plain_context(EvalConfig(model="a"), tmp_path, outputs={"report": "eval_report"})
+    with pytest.raises(ConfigError, match="nothing to evaluate") as caught:
+        model_eval(context)
+    assert "heldout.jsonl is graded, else its validation rows, else all" in caught.value.hints[0]
 
 
 def test_a_killed_evaluation_goes_on_with_the_next_model(tmp_path, model, monkeypatch):

@@ -139,6 +139,11 @@ class StepMemory:
                 found.append(Shortage(what, key, memory.least, memory.share, lines))
         return found
 
+    @property
+    def lacking(self) -> int:
+        """Bytes that are not there, of everything that does not fit."""
+        return sum(each.needed - each.there for each in self.shortages)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable form."""
         return {
@@ -284,16 +289,30 @@ def memory_measures(
     model: ModelSpec | None = None,
     most_nodes: int | None = None,
 ) -> dict[str, Any]:
-    """Config key → value, after which everything fits: of fixed measures one, else two or three; none where these are
-    not enough. A changed layout has to divide `model`, and `most_nodes` is how many nodes there are, if known."""
-    settings = MemorySettings.read(get)
-    measures = list(_measures(settings, step_memory(settings, model_of), most_nodes or math.inf))
+    """Config key → value, after which everything fits: of fixed measures one, else two or three, else the first that
+    helps, again and again; none where no more help. A changed layout has to divide `model`, and `most_nodes` is how
+    many nodes there are, if known."""
+    settings, most = MemorySettings.read(get), most_nodes or math.inf
+    memory = step_memory(settings, model_of)
+    measures = list(_measures(settings, memory, most))
     for several in chain.from_iterable(combinations(measures, count) for count in (1, 2, 3)):
         taken: dict[str, Any] = dict(ChainMap(*reversed(several)))
         changed = MemorySettings.read(lambda key, taken=taken: taken.get(key, get(key)))  # type: ignore[misc]
         if not violations(changed.sizes, model) and not step_memory(changed, model_of).shortages:
             return taken
-    return {}
+    taken = {}
+    while memory.shortages:
+        for measure in _measures(settings, memory, most):
+            changed = MemorySettings.read(lambda key, new={**taken, **measure}: new.get(key, get(key)))  # type: ignore[misc]
+            if (
+                not violations(changed.sizes, model)
+                and (less := step_memory(changed, model_of)).lacking < memory.lacking
+            ):
+                settings, memory, taken = changed, less, {**taken, **measure}
+                break
+        else:
+            return {}
+    return taken
 
 
 def _measures(settings: MemorySettings, memory: StepMemory, most_nodes: float) -> Iterator[dict[str, Any]]:

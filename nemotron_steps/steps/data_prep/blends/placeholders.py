@@ -87,17 +87,17 @@ class PlaceholderFiller:
                 return
             unfinished = path.with_suffix(".unfinished")
             unfinished.unlink(missing_ok=True)
-            with closing(sqlite3.connect(unfinished)) as table:
-                # Whatever a kill leaves is thrown away.
-                table.execute("PRAGMA journal_mode = OFF")
-                table.execute("CREATE TABLE rows (number INTEGER PRIMARY KEY, question TEXT, answer TEXT)")
-                try:
+            try:
+                with closing(sqlite3.connect(unfinished)) as table:
+                    # Whatever a kill leaves is thrown away.
+                    table.execute("PRAGMA journal_mode = OFF")
+                    table.execute("CREATE TABLE rows (number INTEGER PRIMARY KEY, question TEXT, answer TEXT)")
                     table.executemany("INSERT INTO rows VALUES (?, ?, ?)", self._questions(kind))
                     table.commit()
-                except sqlite3.OperationalError as error:
-                    if "full" in str(error):  # in words what others say in an errno
-                        raise OSError(errno.ENOSPC, str(error), str(path)) from error
-                    raise
+            except sqlite3.OperationalError as error:
+                if "full" in str(error):  # in words what others say in an errno
+                    raise OSError(errno.ENOSPC, str(error), str(path)) from error
+                raise
             unfinished.replace(path)
 
     def _questions(self, kind: str) -> Iterator[tuple[int, str, str]]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,19 +163,20 @@ def _shards(
 def _write_refusals(data_sets: Sequence[DataSet], path: Path, refused: int, tracker: Tracker) -> None:
     """The refused rows of every shard in one file, lines counted from the beginning of their files."""
     told = 0
-    with path.open("w", encoding="utf-8") as out, ExitStack() as opened:
+    with path.open("w", encoding="utf-8") as out:
         for name, shard, offset in _in_order(data_sets):
             if not shard.row_counts.refused.total():
                 continue
-            for line in opened.enter_context(shard.refusals.open(encoding="utf-8")):
-                record = json.loads(line)
-                record = {"source": name, **record, "line": record["line"] + offset}
-                out.write(json.dumps(record, ensure_ascii=False) + "\n")
-                if told < _TOLD:
-                    told += 1
-                    field = f" field {record['field']}" if record["field"] else ""
-                    place = f"{shard.task.part.file.place}:{record['line']}{field}"
-                    tracker.event("row_refused", where=place, reason=record["reason"])
+            with shard.refusals.open(encoding="utf-8") as lines:
+                for line in lines:
+                    record = json.loads(line)
+                    record = {"source": name, **record, "line": record["line"] + offset}
+                    out.write(json.dumps(record, ensure_ascii=False) + "\n")
+                    if told < _TOLD:
+                        told += 1
+                        field = f" field {record['field']}" if record["field"] else ""
+                        place = f"{shard.task.part.file.place}:{record['line']}{field}"
+                        tracker.event("row_refused", where=place, reason=record["reason"])
     if refused > told:
         tracker.event("rows_refused", more=refused - told, file=str(path))
 

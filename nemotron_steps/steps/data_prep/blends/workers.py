@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 
 from nemotron_steps.engine.workers.lifetime import end_with_parent
@@ -41,8 +42,9 @@ def make_shards(tasks: Sequence[ShardTask], work: RowWork, num_workers: int, don
 def make_sample(tasks: Sequence[ShardTask], rows: int, work: RowWork, done: Done) -> list[Shard]:
     """Shards of the first `rows` rows of the tasks, one after the other."""
     shards: list[Shard] = []
+    once = cache(work)
     for task in tasks:
-        shards += make_shards([replace(task, limit=rows)], work, 1, done)
+        shards += make_shards([replace(task, limit=rows)], once, 1, done)
         rows -= shards[-1].row_counts.read
         if rows == 0:
             break

@@ -78,6 +78,7 @@ CASES = {  # of a step, its config, its model and overrides: what the hint begin
     (RLVR, "one_node", "qwen8b", f"{SHARE}=0.85"): f"{SHARE}=0.",
     (RLVR, "one_node", "qwen8b", f"{SHARE}=0.1"): f"{SHARE}=0.",
     (RLVR, "one_node", "qwen8b", "policy.generation.backend=embedded"): "policy.generation.max_sequences=",
+    (RLVR, "one_node", "qwen30b", f"{MEGATRON}.optimizer.use_distributed_optimizer=false"): SHARE,  # of many measures
     (SFT, "one_gpu", "super"): "steps show",
     (SFT, "one_node", "qwen8b", f"{MEGATRON}.optimizer.use_distributed_optimizer=false"):
         f"{MEGATRON}.optimizer.use_distributed_optimizer=true",

@@ -20,6 +20,7 @@ from nemotron_steps.config.schema.data_prep import SplitRows
 from nemotron_steps.errors import DataError, WorkerLostError
 from nemotron_steps.steps.data_prep.blends import formats, shards
 from nemotron_steps.steps.data_prep.blends.prepare import Source
+from nemotron_steps.steps.data_prep.blends.shards import RowFunction
 from nemotron_steps.steps.data_prep.blends.sources import data_files
 from tests.steps.data_prep.blends.conftest import Marked, Run, run_prepare, write_lines
 
@@ -181,6 +182,13 @@ def _wait(condition, seconds: float = 60) -> None:
 
 def test_a_sample_is_of_each_source_and_stops_where_it_is_whole(small_parts: None, run: Run, tmp_path: Path):
     paths = [write_lines(tmp_path / f"{name}.jsonl", [{"of": name, "n": n} for n in range(30)]) for name in "ab"]
-    done = run(*paths, sample=7)
+    made: list[Path] = []
+
+    def work() -> RowFunction:
+        made.append(tmp_path)
+        return Marked()()
+
+    done = run(*paths, sample=7, work=work)
+    assert len(made) == len(paths)  # not for every part
     assert sorted((row["of"], row["n"]) for row in done.rows()) == [(name, n) for name in "ab" for n in range(7)]
     assert not (tmp_path / "shards").exists()
