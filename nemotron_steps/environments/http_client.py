@@ -123,24 +123,154 @@ class _LostMeanwhileError(Exception):
     """The server was lost while a question waited for it; the question was not sent."""
 
 
-@dataclass
-class _Held:
-    """What a client has to end."""
+READY_GRACE_S = 5.0
+"""Equal servers are rarely ready in the same instant; later ones are waited for so long once the first one is."""
 
-    thread: LoopThread | None = None
-    session: aiohttp.ClientSession | None = None
+
+class _Held:
+    """What a client has to end, and what runs there. It does not know the client, which it would keep alive."""
+
+    def __init__(
+        self, urls: Sequence[str], headers: Mapping[str, str], ready_path: str, timeout_s: float, max_concurrency: int
+    ) -> None:
+        self.thread: LoopThread | None = None
+        self.session: aiohttp.ClientSession | None = None
+        self.closed = False
+        self.headers = headers
+        self.ready_path = ready_path
+        self.timeout_s = timeout_s
+        self.base_url = ", ".join(urls)
+        self.servers = Replicas(urls, max_concurrency, lambda server: self._ready(server, math.inf))
 
     def end(self, wait: bool) -> None:
         thread, self.thread = self.thread, None
-        last = self.session.close if self.session is not None else None
         if thread is not None and wait:
-            thread.stop(last)
+            thread.stop(self._disconnect)
         elif thread is not None:
-            thread.stop_soon(last)
+            thread.stop_soon(self._disconnect)
 
+    async def _disconnect(self) -> None:
+        if self.session is not None:
+            await self.session.close()
 
-READY_GRACE_S = 5.0
-"""Equal servers are rarely ready in the same instant; later ones are waited for so long once the first one is."""
+    async def any(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[int, bytes, str | None]:
+        """Status, body and new cookies of the first answer; no status is in RETRIED_STATUS. _NoAnswerError when no
+        server gives one."""
+        causes: dict[str, str] = {}
+        over_request = True
+        asking, left = self.servers.in_order(), set[Replica]()
+        for server in asking:
+            server.in_flight += 1
+            though_lost = server.lost or server in left
+            try:
+                status, raw, cookies = await self._ask(server, method, path, body, headers, self.timeout_s, though_lost)
+            except _LostMeanwhileError:
+                left.add(server)
+                asking.append(server)  # where no other server answers, it has the last word
+                continue
+            except _NoAnswerError as error:
+                causes[server.url], over_request = str(error), over_request and error.over_request
+            else:
+                if status not in RETRIED_STATUS:
+                    self.servers.find(server)
+                    return status, raw, cookies
+                causes[server.url], over_request = f"HTTP {status}: {raw[:200]!r}", over_request and status == 500
+            finally:
+                server.in_flight -= 1
+            self.servers.lose(server, causes[server.url])
+        if len(causes) == 1:
+            raise _NoAnswerError(next(iter(causes.values())), over_request)
+        raise _NoAnswerError("; ".join(f"{url}: {cause}" for url, cause in causes.items()), over_request)
+
+    async def _ask(
+        self,
+        server: Replica,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        timeout_s: float,
+        though_lost: bool = True,
+    ) -> tuple[int, bytes, str | None]:
+        """What one server answers. _LostMeanwhileError, unless `though_lost`, when it was lost before it was free: who
+        queues for a server that hangs must not wait for one time-out after another."""
+        import aiohttp
+        from yarl import URL
+
+        if self.session is None:
+            self.session = aiohttp.ClientSession(
+                headers=self.headers,
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+                cookie_jar=aiohttp.DummyCookieJar(),  # sessions are the callers'
+            )
+        sent = {**headers, "Content-Type": "application/json"} if body is not None else headers
+        url = URL(server.url + path, encoded=True)
+        try:
+            async with server.free:
+                if server.lost and not though_lost:
+                    raise _LostMeanwhileError
+                with waiting(f"an answer from {url.with_query(None)}", timeout_s):
+                    async with self.session.request(
+                        method,
+                        url,
+                        data=body,
+                        headers=sent,
+                        allow_redirects=False,
+                        timeout=aiohttp.ClientTimeout(total=timeout_s),
+                    ) as answer:
+                        raw = bytearray()
+                        async for piece in answer.content.iter_any():
+                            raw += piece
+                            if len(raw) > MAX_ANSWER:
+                                raise _NoAnswerError(f"the answer is over {MAX_ANSWER} bytes")
+                        pairs = [value.split(";", 1)[0] for value in answer.headers.getall("Set-Cookie", [])]
+                        return answer.status, bytes(raw), "; ".join(pairs) or None
+        except TimeoutError as error:
+            raise _NoAnswerError(f"no answer within {timeout_s:g} s", over_request=True) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise _NoAnswerError(f"{type(error).__name__}: {error}") from error
+        except asyncio.CancelledError as error:
+            if self.closed:
+                raise ServerUnreachableError(f"{server.url}{path}: the client was closed") from error
+            raise
+
+    async def some_ready(self, timeout_s: float) -> None:
+        asked = {asyncio.ensure_future(self._ready(server, timeout_s)): server for server in self.servers.all}
+        late = set(asked)
+        try:
+            with waiting(f"{self.base_url} to be ready", timeout_s):
+                while late and not any(task.done() and task.exception() is None for task in asked):
+                    _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
+            if late:
+                await asyncio.wait(late, timeout=READY_GRACE_S)
+        finally:
+            for task in asked:
+                task.cancel()
+        causes = [str(task.exception()) for task in asked if task.done() and task.exception() is not None]
+        if len(causes) == len(asked):
+            raise ServerUnreachableError("; ".join(causes))
+        for task, server in asked.items():
+            if not task.done() or task.exception() is not None:
+                self.servers.lose(server, "not ready yet")
+
+    async def _ready(self, server: Replica, timeout_s: float) -> None:
+        """Return once one server is ready; ServerUnreachableError after timeout_s."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                status, raw, _ = await self._ask(server, "GET", self.ready_path, None, {}, min(5.0, timeout_s))
+            except _NoAnswerError as error:
+                cause = str(error)
+            else:
+                if status < 500:
+                    return
+                cause = f"HTTP {status}: {raw[:200]!r}"
+            if time.monotonic() + 1.0 > deadline:
+                where = f"{server.url}{self.ready_path}"
+                raise ServerUnreachableError(f"{where} not ready after {timeout_s:g} s ({cause})")
+            await asyncio.sleep(1.0)
 
 
 class JsonClient:
@@ -172,15 +302,11 @@ class JsonClient:
                 raise ConfigError("a server URL is malformed", expected="http://HOST:PORT or https://HOST", found=url)
         self.base_urls = tuple(url.rstrip("/") for url in urls)
         self.base_url = ", ".join(self.base_urls)
-        self._timeout_s = timeout_s
         self._retries = retries
         self._backoff_s = backoff_s
-        self._headers = {"Accept": "application/json", **(headers or {})}
-        self._ready_path = ready_path
-        self._servers = Replicas(self.base_urls, max_concurrency, lambda server: self._ready(server, math.inf))
         self._starting = threading.Lock()
-        self._held = _Held()
-        self._closed = False
+        sent = {"Accept": "application/json", **(headers or {})}
+        self._held = _Held(self.base_urls, sent, ready_path, timeout_s, max_concurrency)
         weakref.finalize(self, self._held.end, wait=False)
 
     async def post(
@@ -204,16 +330,20 @@ class JsonClient:
     def wait_until_ready(self, timeout_s: float) -> None:
         """Poll `ready_path` once a second until it answers below 500. Of several servers one is enough: those that are
         not ready within READY_GRACE_S of the first are reported, and used as soon as they are."""
-        self._running().run(self._some_ready(timeout_s))
+        self._running().run(self._held.some_ready(timeout_s))
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """As wait_until_ready, awaited: it ends when it is cancelled."""
+        await self._running().answer(self._held.some_ready(timeout_s))
 
     def close(self) -> None:
         """Close the connections and end the thread. Requests in flight are broken off: ServerUnreachableError."""
-        self._closed = True
+        self._held.closed = True
         self._held.end(wait=True)
 
     def _running(self) -> LoopThread:
         """The thread where servers are to be asked."""
-        if self._closed:
+        if self._held.closed:
             raise ServerUnreachableError(f"{self.base_url}: the client is closed")
         with self._starting:
             if self._held.thread is None:
@@ -231,7 +361,7 @@ class JsonClient:
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             thread = self._running()
             try:
-                status, raw, new_cookies = await thread.answer(self._any(method, path, body, sent))
+                status, raw, new_cookies = await thread.answer(self._held.any(method, path, body, sent))
             except _NoAnswerError as error:
                 cause, over_request = str(error), over_request and error.over_request
                 continue
@@ -247,127 +377,6 @@ class JsonClient:
         if len(self.base_urls) > 1:
             message = f"none of {len(self.base_urls)} servers answers {path} ({cause})"
         raise ServerUnreachableError(message, over_request)
-
-    async def _any(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> tuple[int, bytes, str | None]:
-        """Status, body and new cookies of the first answer; no status is in RETRIED_STATUS. _NoAnswerError when no
-        server gives one."""
-        causes: dict[str, str] = {}
-        over_request = True
-        asking, left = self._servers.in_order(), set[Replica]()
-        for server in asking:
-            server.in_flight += 1
-            though_lost = server.lost or server in left
-            try:
-                status, raw, cookies = await self._ask(
-                    server, method, path, body, headers, self._timeout_s, though_lost
-                )
-            except _LostMeanwhileError:
-                left.add(server)
-                asking.append(server)  # where no other server answers, it has the last word
-                continue
-            except _NoAnswerError as error:
-                causes[server.url], over_request = str(error), over_request and error.over_request
-            else:
-                if status not in RETRIED_STATUS:
-                    self._servers.find(server)
-                    return status, raw, cookies
-                causes[server.url], over_request = f"HTTP {status}: {raw[:200]!r}", over_request and status == 500
-            finally:
-                server.in_flight -= 1
-            self._servers.lose(server, causes[server.url])
-        if len(causes) == 1:
-            raise _NoAnswerError(next(iter(causes.values())), over_request)
-        raise _NoAnswerError("; ".join(f"{url}: {cause}" for url, cause in causes.items()), over_request)
-
-    async def _ask(
-        self,
-        server: Replica,
-        method: str,
-        path: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
-        timeout_s: float,
-        though_lost: bool = True,
-    ) -> tuple[int, bytes, str | None]:
-        """What one server answers. _LostMeanwhileError, unless `though_lost`, when it was lost before it was free: who
-        queues for a server that hangs must not wait for one time-out after another."""
-        import aiohttp
-        from yarl import URL
-
-        if self._held.session is None:
-            self._held.session = aiohttp.ClientSession(
-                headers=self._headers,
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
-                cookie_jar=aiohttp.DummyCookieJar(),  # sessions are the callers'
-            )
-        sent = {**headers, "Content-Type": "application/json"} if body is not None else headers
-        url = URL(server.url + path, encoded=True)
-        try:
-            async with server.free:
-                if server.lost and not though_lost:
-                    raise _LostMeanwhileError
-                with waiting(f"an answer from {url.with_query(None)}", timeout_s):
-                    async with self._held.session.request(
-                        method,
-                        url,
-                        data=body,
-                        headers=sent,
-                        allow_redirects=False,
-                        timeout=aiohttp.ClientTimeout(total=timeout_s),
-                    ) as answer:
-                        raw = bytearray()
-                        async for piece in answer.content.iter_any():
-                            raw += piece
-                            if len(raw) > MAX_ANSWER:
-                                raise _NoAnswerError(f"the answer is over {MAX_ANSWER} bytes")
-                        pairs = [value.split(";", 1)[0] for value in answer.headers.getall("Set-Cookie", [])]
-                        return answer.status, bytes(raw), "; ".join(pairs) or None
-        except TimeoutError as error:
-            raise _NoAnswerError(f"no answer within {timeout_s:g} s", over_request=True) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise _NoAnswerError(f"{type(error).__name__}: {error}") from error
-        except asyncio.CancelledError as error:
-            if self._closed:
-                raise ServerUnreachableError(f"{server.url}{path}: the client was closed") from error
-            raise
-
-    async def _some_ready(self, timeout_s: float) -> None:
-        asked = {asyncio.ensure_future(self._ready(server, timeout_s)): server for server in self._servers.all}
-        late = set(asked)
-        try:
-            with waiting(f"{self.base_url} to be ready", timeout_s):
-                while late and not any(task.done() and task.exception() is None for task in asked):
-                    _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
-            if late:
-                await asyncio.wait(late, timeout=READY_GRACE_S)
-        finally:
-            for task in asked:
-                task.cancel()
-        causes = [str(task.exception()) for task in asked if task.done() and task.exception() is not None]
-        if len(causes) == len(asked):
-            raise ServerUnreachableError("; ".join(causes))
-        for task, server in asked.items():
-            if not task.done() or task.exception() is not None:
-                self._servers.lose(server, "not ready yet")
-
-    async def _ready(self, server: Replica, timeout_s: float) -> None:
-        """Return once one server is ready; ServerUnreachableError after timeout_s."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                status, raw, _ = await self._ask(server, "GET", self._ready_path, None, {}, min(5.0, timeout_s))
-            except _NoAnswerError as error:
-                cause = str(error)
-            else:
-                if status < 500:
-                    return
-                cause = f"HTTP {status}: {raw[:200]!r}"
-            if time.monotonic() + 1.0 > deadline:
-                where = f"{server.url}{self._ready_path}"
-                raise ServerUnreachableError(f"{where} not ready after {timeout_s:g} s ({cause})")
-            await asyncio.sleep(1.0)
 
 
 def _well_formed(url: str) -> bool:

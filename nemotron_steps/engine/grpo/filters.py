@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,7 +96,7 @@ class FailureWatch:
 
     def saw(self, number: int, prompt: PromptRow, group: RolloutGroup) -> None:
         """A prompt's group came back; raises where too many rollouts broke their environments, or none was graded."""
-        failed = [(prompt.where, rollout) for rollout in group.rollouts if rollout.failure is not None]
+        failed = [(prompt.where, _reported(rollout)) for rollout in group.rollouts if rollout.failure is not None]
         self._judged.update(rollout.environment for rollout in group.rollouts)
         self._failed.update((rollout.environment, rollout.failure or "") for _, rollout in failed)
         together = self._together.setdefault(number, _Together())
@@ -135,6 +135,13 @@ def refuse_failures(prompts: Sequence[PromptRow], groups: Sequence[RolloutGroup]
     watch = FailureWatch(len(prompts), group_size, len(prompts))
     for prompt, group in zip(prompts, groups, strict=True):
         watch.saw(watch.began(prompt), prompt, group)
+
+
+def _reported(rollout: Rollout) -> Rollout:
+    """A failed rollout without what no error shows: its tokens are large, and are not kept over a run."""
+    told = {key: value for key, value in rollout.metadata.items() if key in ("message", "traceback", "hint")}
+    lists: Any = {key: [] for key in ("token_ids", "token_mask", "logprobs", "weight_versions", "turns")}
+    return replace(rollout, **lists, routed_experts=None, metadata=told)
 
 
 def _nothing_graded(failed: Sequence[Failed], what: str) -> StepsError:

@@ -11,10 +11,10 @@ import gc
 import itertools
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -132,7 +132,7 @@ def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
             record = StepRecord()
             tokens_before = run.sampler.generated_tokens
             with record.timer.phase("generation"):
-                groups = runner.run(sample_step(run, prompts, record))
+                groups = run_on(runner, sample_step(run, prompts, record))
             sampled, seconds = run.sampler.generated_tokens - tokens_before, record.timer.seconds["generation"]
             record.metrics["tokens/generated_per_s"] = sampled / max(seconds, 1e-9)
             run.generator.finish_generation()
@@ -154,6 +154,21 @@ def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
                 save_step(run, record)
             refuse_to_go_on(run, record, saved)
     return summary_of(run)
+
+
+Result = TypeVar("Result")
+
+
+def run_on(runner: asyncio.Runner, coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """As `runner.run`, which formats its finished task as text where it has a Ctrl-C handler, a step's tokens with it:
+    seconds a step."""
+    results: list[Result] = []
+
+    async def keep() -> None:
+        results.append(await coroutine)
+
+    runner.run(keep())
+    return results[0]
 
 
 def summary_of(run: GrpoRun) -> dict[str, Any]:

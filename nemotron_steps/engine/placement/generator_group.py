@@ -33,6 +33,7 @@ from nemotron_steps.engine.workers.workers import (
     start_workers,
     stop_workers,
 )
+from nemotron_steps.errors import EngineError
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
@@ -241,6 +242,7 @@ class RayGenerator:
     ) -> None:
         self.weight_version = 0
         self._config = settings.config
+        self._max_total_length = settings.max_total_length
         names = [f"{name} {number}" for number in range(len(options))]
         self.workers = start_workers(GenerationWorker, names, options, [settings])
         self._engines = [_Engine(number, worker) for number, worker in enumerate(self.workers)]
@@ -250,6 +252,13 @@ class RayGenerator:
 
     def submit(self, request: GenerationRequest) -> None:
         """See Generator. The request leaves with the next `step`."""
+        if not 0 < len(request.prompt_ids) < self._max_total_length:  # here it fails alone, in a worker with all others
+            raise EngineError(
+                "the prompt is empty or leaves no room for a token",
+                where=f"request {request.request_id}",
+                expected=f"1 to {self._max_total_length - 1} tokens",
+                found=str(len(request.prompt_ids)),
+            )
         least = min(self._engines, key=lambda e: e.pending)
         known = self._prefixes.find(request.prompt_ids)
         engine = least if known is None else self._engines[known]

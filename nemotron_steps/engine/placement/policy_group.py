@@ -90,8 +90,9 @@ class PolicyWorker(RankWorker):
         del self._snapshot
 
     def read_weights(self) -> Any:
-        """Policy.weights on the CPU; rank 0 answers."""
-        return self._answer([(name, tensor.cpu().clone()) for name, tensor in self._policy.weights()])
+        """Policy.weights on the CPU; rank 0 answers, and copies alone what all ranks walk through."""
+        weights = self._policy.weights()
+        return self._answer([(name, tensor.cpu().clone()) for name, tensor in weights if self._rank == 0])
 
     def open_sender(
         self, channel: str, transport: str, ipc: Sequence[str] = (), broadcast: Sequence[str] = (), part: str = WHOLE

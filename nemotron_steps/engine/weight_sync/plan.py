@@ -93,5 +93,6 @@ class WeightPlan:
             got, tensor = next(weights, ("nothing", view))
             if got != name or tensor.shape != view.shape or tensor.dtype is not view.dtype:
                 expected = f"{name} {tuple(view.shape)} {view.dtype}"
-                raise EngineError("the policy's weights changed between two transfers", expected=expected, found=got)
+                found = f"{got} {tuple(tensor.shape)} {tensor.dtype}"
+                raise EngineError("the policy's weights changed between two transfers", expected=expected, found=found)
             view.copy_(tensor.detach())

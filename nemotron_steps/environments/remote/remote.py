@@ -112,7 +112,7 @@ class RemoteEnvironment(Environment):
             return
         client = self._client_at(str(self.config.url))
         try:
-            await asyncio.to_thread(client.wait_until_ready, self.config.ready_timeout_s)
+            await client.wait_ready(self.config.ready_timeout_s)
         except ServerUnreachableError as error:
             raise _lost(client, error) from error
 

@@ -192,7 +192,7 @@ def counting_composition(text: str, n_sent: int, n_words: int) -> bool:
     if parts is None or len(parts) != 3:
         return False
     counts = [[len(words(sentence)) for sentence in sentences(part)] for part in parts]
-    return all(found == [n_words] * n_sent for found in counts)
+    return all(len(found) == n_sent and all(n == n_words for n in found) for found in counts)
 
 
 def keyword_specific_position(text: str, keyword: str | list[str], n: int, m: int) -> bool:
@@ -280,7 +280,7 @@ CHECKS: Mapping[str, Check] = {
     "copy:copy": _copy,
     "copy:copying_simple": _copy,
     "copy:copying_multiple": lambda text, prompt_to_repeat, N: (
-        [part.strip().lower() for part in text.split("******")] == [prompt_to_repeat.strip().lower()] * N
+        len(parts := text.split("******")) == N and all(_copy(part, prompt_to_repeat) for part in parts)
     ),
     "new:copy_span_idx": lambda text, prompt_to_repeat, n_start, n_end: _copy(text, prompt_to_repeat[n_start:n_end]),
     "paragraphs:paragraphs": lambda text: _has_parts(text, ASTERISKS, 2),

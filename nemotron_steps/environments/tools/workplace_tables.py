@@ -171,15 +171,15 @@ class Workplace:
             "calendar_search_events": self._search_events,
             "analytics_get_visitor_information_by_id": self._visitor,
             "analytics_create_plot": self._plot,
-            "analytics_total_visits_count": partial(self._per_day, lambda row: 1.0),
+            "analytics_total_visits_count": partial(self._per_day, lambda row: 1.0, False),
             "analytics_engaged_users_count": partial(
-                self._per_day, lambda row: float(row["user_engaged"].lower() == "true")
+                self._per_day, lambda row: float(row["user_engaged"].lower() == "true"), False
             ),
             "analytics_traffic_source_count": lambda traffic_source="", **span: self._per_day(
-                lambda row: float(not traffic_source or row["traffic_source"] == traffic_source), **span
+                lambda row: float(not traffic_source or row["traffic_source"] == traffic_source), False, **span
             ),
             "analytics_get_average_session_duration": partial(
-                self._per_day, lambda row: float(row["session_duration_seconds"]), mean=True
+                self._per_day, lambda row: float(row["session_duration_seconds"]), True
             ),
             "project_management_search_tasks": lambda **values: self._match("project_management", values),
             "customer_relationship_manager_search_customers": self._search_customers,
@@ -270,7 +270,7 @@ class Workplace:
 
     def _send(self, recipient: str, subject: str, body: str) -> str:
         if "@" not in recipient:
-            return "Error: the recipient must be an email address."
+            return "Error: the recipient is no email address."
         sent = {"inbox/outbox": "outbox", "sender/recipient": recipient.lower(), "sent_datetime": NOW}
         return self._create("email", **sent, subject=subject, body=body)
 
@@ -317,7 +317,7 @@ class Workplace:
         return _page(rows, page, page_size)
 
     def _per_day(
-        self, value: Callable[[dict[str, str]], float], time_min: str = "", time_max: str = "", mean: bool = False
+        self, value: Callable[[dict[str, str]], float], mean: bool, /, time_min: str = "", time_max: str = ""
     ) -> dict[str, float]:
         days: dict[str, list[float]] = {}
         for row in self.tables["analytics"]:

@@ -98,6 +98,12 @@ def test_what_succeeds_at_another_attempt_is_no_longer_counted() -> None:
     assert watch.metrics() == {"failures/math/verify_failed": 8 / 12} and watch.metrics() == {}
 
 
+def test_of_what_failed_no_tokens_are_kept() -> None:
+    watch = FailureWatch(4, 2, 100)
+    watch.saw(watch.began(row(0)), row(0), BROKEN)
+    assert "bad row" in repr(vars(watch)) and "token_ids=[1" not in repr(vars(watch))
+
+
 def test_dead_workers_alone_are_a_lost_worker_and_a_run_may_be_resumed() -> None:
     watch = FailureWatch(4, 2, 100)
     lost = judged("environment_lost", "environment_lost")

@@ -142,7 +142,7 @@ EDGES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
         ["a x c a y c", "a b c\na y c"],
         ["a x c", "a x c a b c", "a b c a b c", "a x c a y z c", "a x c a y c a z c", "a x\n c a y c"],
     ),
-    ("copy:copying_multiple", {"prompt_to_repeat": "a", "N": 2}, ["a******A "], ["a", "a******a******a", "a******b"]),
+    ("copy:copying_multiple", {"prompt_to_repeat": "a", "N": 2.0}, ["a******A "], ["a", "a******a******a", "a******b"]),
     ("new:copy_span_idx", {"prompt_to_repeat": "abcd", "n_start": 1, "n_end": 3}, ["bc", " BC"], ["abc", "bcd", "b"]),
     ("paragraphs:paragraphs2", {}, ["a\n\nb", "\n\na\n\nb\n\n"], ["a", "a\n\n\n\nb"]),
     ("first_word:first_word_sent", {"first_word": ["So", "x"]}, ["so a. So b.", ""], ["so a. b so."]),
@@ -152,7 +152,7 @@ EDGES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("count:lowercase_counting", {"N": 1}, ["A b", "B1c"], ["a b", "A b c"]),
     (
         "count:counting_composition",
-        {"n_sent": 2, "n_words": 1},
+        {"n_sent": 2.0, "n_words": 1},
         ["a. b.***c. d.***e. f."],
         ["a. b.***c. d.", "a. b.***c. d.***e.", "a. b.***c. d.***e. f g.", "a. b.***c d.***e. f."],
     ),
