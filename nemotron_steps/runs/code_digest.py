@@ -22,7 +22,9 @@ from tempfile import gettempdir
 from nemotron_steps.artifacts.imports import stat_of
 
 _OWN = __name__.partition(".")[0]
-_CARRIERS = tuple(f"{_OWN}.{layer}" for layer in ("api", "runs", "manifest", "resolver", "cli", "errors", "testing"))
+_LAYERS = ("api", "runs", "manifest", "resolver", "cli", "errors", "testing")
+_CARRIERS = tuple(f"{_OWN}.{name}" for name in (*_LAYERS, "artifacts.store", "artifacts.export"))
+"""The last two are those that `Artifact.save` imports."""
 _STATEMENT = (
     r"[ \t]*(?:from[ \t]+(?P<base>\.*[\w.]*)[ \t]*import(?:[ \t]*\((?P<many>[^)]*)\)|[ \t]+(?P<names>[^\n;#(]+))"
     r"|import[ \t]+(?P<plain>[^\n;#]+))"
