@@ -55,7 +55,7 @@ unit-slurm:
 
 # The tests that compare floats, under whatever the environment sets: docs/testing.md has the settings they passed under.
 NUMERIC := $(addprefix tests/,engine/policy engine/losses engine/generation/embedded engine/kernels engine/supervised \
-	engine/batches engine/weight_sync engine/grpo models steps/test_golden.py)
+	engine/test_batching.py engine/test_packing.py engine/weight_sync engine/grpo models steps/test_golden.py)
 
 unit-numeric: setup-test
 	$(BIN)/python -m pytest -m "not vllm and not cuda" $(NUMERIC)
