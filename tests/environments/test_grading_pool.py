@@ -43,6 +43,13 @@ def helpers_of(parent: int) -> list[int]:
     return found
 
 
+@pytest.fixture(autouse=True)
+def others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Helpers that other tests of this process hold are not looked at."""
+    held, all_of = helpers_of(os.getpid()), helpers_of
+    monkeypatch.setitem(globals(), "helpers_of", lambda parent: [pid for pid in all_of(parent) if pid not in held])
+
+
 def gone_within(seconds: float, parent: int) -> bool:
     until = time.monotonic() + seconds
     while helpers_of(parent) and time.monotonic() < until:
