@@ -209,7 +209,30 @@ def override_value(value: Any) -> str:
     )
 
 
-class Planned:
+class Runnable:
+    """A request with the home that it is run in."""
+
+    _session: Session
+    _request: RunRequest
+
+    def run(
+        self,
+        *,
+        force: bool = False,
+        resume: str | None = None,
+        wait: bool = True,
+        progress: bool = True,
+        name: str | None = None,
+    ) -> Result:
+        """Run it; see `nemotron_steps.run`. What is there already is not made again."""
+        from nemotron_steps.api.running import run_request
+
+        return run_request(
+            self._session, self._request, force=force, resume=resume, wait=wait, progress=progress, name=name
+        )
+
+
+class Planned(Runnable):
     """A request that type-checks: steps in order, where each input comes from, and what is already there.
 
     Attributes:
@@ -244,22 +267,6 @@ class Planned:
     def to_dict(self) -> dict[str, Any]:
         """As `steps plan --json`."""
         return plan_fields(self.plan)
-
-    def run(
-        self,
-        *,
-        force: bool = False,
-        resume: str | None = None,
-        wait: bool = True,
-        progress: bool = True,
-        name: str | None = None,
-    ) -> Result:
-        """Run it; see `nemotron_steps.run`."""
-        from nemotron_steps.api.running import run_request
-
-        return run_request(
-            self._session, self._request, force=force, resume=resume, wait=wait, progress=progress, name=name
-        )
 
     def __str__(self) -> str:
         text = io.StringIO()

@@ -22,6 +22,7 @@ from nemotron_steps.api.planned import (
     Over,
     Overrides,
     Planned,
+    Runnable,
     arguments_of,
     override_list,
     override_value,
@@ -162,7 +163,7 @@ _HELD_OUT = 64
 """Prompts held out at most."""
 
 
-class _Asked:
+class _Asked(Runnable):
     """A step that is asked for with a model and rows, ready to be planned or run."""
 
     STEP: ClassVar[str]
@@ -225,22 +226,6 @@ class _Asked:
     def plan(self) -> Planned:
         """Type-check it; see `nemotron_steps.plan`. PlanError with every problem found."""
         return Planned(self._session, self._request)
-
-    def run(
-        self,
-        *,
-        force: bool = False,
-        resume: str | None = None,
-        wait: bool = True,
-        progress: bool = True,
-        name: str | None = None,
-    ) -> Result:
-        """Run it; see `nemotron_steps.run`. What is there already is not made again."""
-        from nemotron_steps.api.running import run_request
-
-        return run_request(
-            self._session, self._request, force=force, resume=resume, wait=wait, progress=progress, name=name
-        )
 
     def _reference(self, dataset: Any, argument: str) -> str:
         return data_reference(dataset, self._rows, argument=argument, of_prompts=self.DATA == "prompts")
