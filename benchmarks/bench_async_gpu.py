@@ -7,8 +7,6 @@ Each mode runs in a process of its own and stops in time for the other one. Prog
 stdout is JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import faulthandler

@@ -7,8 +7,6 @@ hits all of them alike. Wall time is what a user waits; processor time is what t
 Python may write bytecode, as it does on a user's machine. The last line is JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

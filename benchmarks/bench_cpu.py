@@ -3,8 +3,6 @@
 make bench-cpu        the last line is JSON
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

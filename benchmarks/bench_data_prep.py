@@ -7,8 +7,6 @@ disk of all that the step has written at a time. --small: rl_prep alone, over ro
 `datasets` is needed beside the development packages. The last line is JSON.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess

@@ -6,8 +6,6 @@ One layer of 8 key-value heads of 128 with 2 queries each, bfloat16. `--parts` s
 in place of what the generator chooses.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from unittest import mock

@@ -8,8 +8,6 @@ machine hits all of them alike; the best of the repeats counts. Processor time i
 The last line is JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -6,8 +6,6 @@ Qwen3 shape of 0.5 or 4 B, random bfloat16 weights, 64 prompts x 8 answers x 256
 own. Peak memory is that of the whole GPU, whichever processes have it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -6,8 +6,6 @@
 Embedded generator, colocated, bfloat16; random weights, so nearly every answer reaches its full length.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

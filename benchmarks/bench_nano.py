@@ -8,8 +8,6 @@ sleeps. Nano 30B has 128 experts: the policy's ranks share them (EP) and cut the
 its own. Tokens a second are of one GPU. MFU counts 6 operations a trained token and parameter that it meets.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

@@ -5,8 +5,6 @@ both alike. Time is that of the processor, user and system, of the whole process
 median are printed. The first start with new packs, which reads every manifest, is told apart.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import resource

@@ -6,8 +6,6 @@ Two shapes: every output fits the next step, and every output has to be converte
 as many steps as were asked for). Each figure is the median of several runs, and the best. The last line is JSON.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import statistics

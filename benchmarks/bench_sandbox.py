@@ -2,8 +2,6 @@
 system call filter. `python -m benchmarks.bench_sandbox [EXECUTIONS]`
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

@@ -9,8 +9,6 @@ copies of the same inputs, as shares of a result's size; a candidate farther awa
 with 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

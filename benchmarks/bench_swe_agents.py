@@ -5,8 +5,6 @@
 Every agent has a working copy of its own; a turn is one `bash` command.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import time

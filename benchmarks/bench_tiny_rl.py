@@ -7,8 +7,6 @@ The last line is JSON.
 Every seed is a run of its own over the same cached policy and judge; the runs' own summaries are read back.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -4,8 +4,6 @@ python -m benchmarks.grpo_ours FOLDER    reads FOLDER/config.json's model and FO
                                                prints one JSON object
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

@@ -5,8 +5,6 @@ python -m benchmarks.grpo_trl FOLDER STEPS [--gpu]    prints one JSON object
 With --gpu: the settings of bench_gpu.py, bfloat16, and vLLM in the trainer's process.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

@@ -7,8 +7,6 @@ Each attempt reports into a folder of its own; of a step that was trained again 
 own report. Every prompt of the data order up to the last one issued must then have ended exactly once.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

@@ -9,8 +9,6 @@ embedded generator, to see whether the commands are right; --vllm: with vLLM all
 mixtures: not `hybrid`).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

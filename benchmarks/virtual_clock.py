@@ -3,8 +3,6 @@
 What runs in its executor takes as long as it says with `spend`, and the loop goes on meanwhile, as beside a thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Waits that are logged: who waits long for something says for what, and how long it waits at most."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -5,8 +5,6 @@ and are not counted. Lines of tests are those of the Python files under tests/. 
 lines are not won by denser ones.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

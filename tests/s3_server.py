@@ -1,7 +1,5 @@
 """A real S3 endpoint for tests: moto's server on loopback. Conftests import the fixtures."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """An error about a request says what to paste, and what it says to paste is a command that works."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 from pathlib import Path

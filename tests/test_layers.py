@@ -4,8 +4,6 @@ The table is read, not repeated: a row a folder, `x/*` for x and every folder in
 everybody. Light layers never import torch and its like at import time.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """With CI set, nothing is skipped but what needs CUDA and what the host's kernel or processor lacks."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Long waits are told: for what, how long so far and how long at most, whoever it is that does not answer."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import logging

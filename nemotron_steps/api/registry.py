@@ -1,7 +1,5 @@
 """What there is: steps, pipelines, artifact types and the packs they come from. Answered from the cached index."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any
 

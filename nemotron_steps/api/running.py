@@ -1,7 +1,5 @@
 """`run`: what `steps run` does, with a result instead of an exit code."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

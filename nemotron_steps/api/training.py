@@ -4,8 +4,6 @@ There is no trainer here. What is given becomes what the command line takes (a c
 caching, lineage, resuming and every config key are those of the step.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

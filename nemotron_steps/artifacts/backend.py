@@ -6,8 +6,6 @@ checked to stay in the home (see confinement), for a record may have named it.
 """
 # ruff: noqa: D102  Backend says what each method does
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import os

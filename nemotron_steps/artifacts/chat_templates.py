@@ -4,8 +4,6 @@ A template that refuses a role, breaks over it or leaves its text out does not w
 sandbox, with what transformers gives them.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping, Sequence

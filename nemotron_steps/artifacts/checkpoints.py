@@ -1,7 +1,5 @@
 """Checks of checkpoint folders without torch: required files, safetensors headers, attributes from config.json."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

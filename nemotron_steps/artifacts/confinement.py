@@ -4,8 +4,6 @@ A home may be shared, so what its records say is checked before it is used: the 
 file system (no symbolic link on the way leads out). Not for paths that the user typed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """An artifact's files copied out of the home: written beside the target, hashed on the way, renamed once whole."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

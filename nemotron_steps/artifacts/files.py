@@ -1,7 +1,5 @@
 """Atomic local file work: hashing, atomic writes, durable renames, storage failures as StorageError; strict JSON."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

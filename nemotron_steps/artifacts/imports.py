@@ -5,8 +5,6 @@ that is used in place to be read: a record of a shared home may name any folder,
 an input, on this machine, is read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

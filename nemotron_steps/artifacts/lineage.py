@@ -4,8 +4,6 @@ An edge belongs to one production: a step's run that read one version and wrote 
 are kept apart, for a step may hand on what it was given.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any

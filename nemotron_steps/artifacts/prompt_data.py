@@ -1,8 +1,6 @@
 """What a user's rows look like at a glance: whether an import may read them (types `prompt_data`, `chat_data` and
 `pair_data`), who speaks in prompts, and whether they say who grades them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from itertools import islice

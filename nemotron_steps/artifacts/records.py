@@ -5,8 +5,6 @@ one shape, for a list of such; a mapping of names to shapes, for exactly those f
 `Values` of a shape; a tuple of shapes, for any of them; or None. pydantic is slow to import.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

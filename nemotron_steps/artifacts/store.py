@@ -14,8 +14,6 @@ which inputs produced it is the version's record. Commit order is object, then v
 object no one names, which the next production of the same content reuses.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import logging

@@ -3,8 +3,6 @@
 Types without a validator of their own use their nearest supertype's, and at last only have to hold a file.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence

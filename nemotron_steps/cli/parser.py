@@ -1,7 +1,5 @@
 """Every command and flag, as one argparse tree. What a command does is in the module its `handler` names."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

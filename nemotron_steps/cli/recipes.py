@@ -4,8 +4,6 @@
 passthrough. Names of configs are the recipe's; where it has one of another name here, CONFIGS says which.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Manifests (`model_type = "@families"`), the planner, the models and the docs rea
 and a module in models/families/, or a row alone where it is like one that is there.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping

@@ -7,8 +7,6 @@ it: the grammar, the defaults-list resolution and OmegaConf's merge. That they a
 Importing this module imports Hydra.
 """
 
-from __future__ import annotations
-
 import json
 import posixpath
 import re

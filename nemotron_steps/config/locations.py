@@ -1,7 +1,5 @@
 """Where the user's own files are: env.toml, and the folder of caches."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

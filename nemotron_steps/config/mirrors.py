@@ -1,7 +1,5 @@
 """The tables of env.toml that say where a run is mirrored: `[wandb]`, `[tensorboard]`, and those of other packages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Nearest names: the `did you mean` of every error about an unknown key, step, config or profile."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 

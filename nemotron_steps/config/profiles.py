@@ -17,8 +17,6 @@ reads the environment. Which keys there are, and what they do, is the executor's
 are read, merged and checked against the model it gives.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ A config has a Hydra name, `<step id>/<name>`, and the folders it may come from 
 and the folder that holds them. Nothing is read here but folder listings.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections.abc import Iterable

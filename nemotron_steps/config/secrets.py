@@ -10,8 +10,6 @@ the word says which kind it is. Every pattern takes time linear in the text, for
 texts that `re` compiles when first used, for commands that print no text of others should not wait for it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -4,8 +4,6 @@ Ends are a set, as in transformers' and vLLM's generation: the tokenizer's eos_t
 generation_config.json (`named` ends), and what the template writes after a turn, of a text and of calls.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -4,8 +4,6 @@ Also answers which dotted keys a model has, for hints and for the resolver's che
 pydantic; importing `nemotron_steps.config` does not.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import types

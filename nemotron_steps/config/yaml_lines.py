@@ -4,8 +4,6 @@ OmegaConf reads `1e-6` as a number, keeps dates as text and refuses a key writte
 is the line of each key, which errors point at. Parsing is libyaml's where PyYAML has it.
 """
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from itertools import chain

@@ -3,8 +3,6 @@
 A *unit* is a number of consecutive rows that a loss reads together: 1 for GRPO, 2 for the pairs of DPO.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import chain

@@ -1,7 +1,5 @@
 """What a long run tells Python's collector, the C library and torch's allocator about its memory."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import gc

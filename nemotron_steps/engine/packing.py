@@ -3,8 +3,6 @@
 Where they lie in the row, and how attention keeps them apart, is the policy's business (policy/layout.py).
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What the engine reports to, and how it times its phases. The runs layer's Tracker is a Reporter."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

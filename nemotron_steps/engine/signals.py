@@ -6,8 +6,6 @@ holds. A rule whose metrics a run does not log is never raised. W is `WINDOW` st
 "the start" the first W.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

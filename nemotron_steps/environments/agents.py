@@ -5,8 +5,6 @@ ones first: `env.nemo_gym.environments.AGENT`, `env.nemo_gym.environments.ENVIRO
 defaults. A key `environment` under a new name adds an agent.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -12,8 +12,6 @@ Either may be asynchronous. Functions run in helper processes, so that a slow on
 They are the user's own code and not sandboxed: one that runs what the model wrote has to see to that itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import importlib

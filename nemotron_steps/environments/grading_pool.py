@@ -6,8 +6,6 @@ are not. A helper dies with the process that started it, whatever it is doing, a
 processor time for each call, which the kernel keeps: what else the machine does changes nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import importlib

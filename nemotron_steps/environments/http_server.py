@@ -8,8 +8,6 @@ must never take all file descriptors; they have no passwords, so a web page open
 them, not by its own name rebound to this address (the Host tells), nor across origins (the Origin tells).
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import json

@@ -1,7 +1,5 @@
 """An event loop in a thread of its own, for servers and clients that must run while the caller's own loop is away."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine

@@ -4,8 +4,6 @@ RequestError (exit 2): the request is wrong, nothing ran. StepFailedError (1): t
 (3): trying again may help. InterruptedRunError (130): Ctrl-C or SIGTERM. explanations.toml says why each is raised.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

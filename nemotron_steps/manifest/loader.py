@@ -1,7 +1,5 @@
 """One TOML file → one model, or every mistake in it with file and line."""
 
-from __future__ import annotations
-
 import re
 import stat
 import tomllib

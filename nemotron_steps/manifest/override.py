@@ -6,8 +6,6 @@ Longer answers come with a longer sequence where that would cut them off. The re
 be pasted, and none where the run had that value. Integers stay integers (at least 1 after a division).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any

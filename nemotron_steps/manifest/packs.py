@@ -6,8 +6,6 @@ Standard library only, and no plugin is ever imported. Two layouts are packs:
     ROOT/types.toml, ROOT/**/step.toml with config/<config>.yaml beside  the public Nemotron layout
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """A pipeline's file as frozen models: stages, where their inputs come from, and what `-c NAME` means for each."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any, Literal, Self
 

@@ -4,8 +4,6 @@ Where several packs have a step (or pipeline) of one id, the plain id is the fir
 are found. Every step is also `PACK:ID`, the hidden ones only that (docs/decisions/one-id-in-several-packs.md).
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence

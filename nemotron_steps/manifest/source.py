@@ -1,7 +1,5 @@
 """Where in a TOML file a key stands. Lines are found only when an error has to name one; parsing is `tomllib`'s."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property

@@ -4,8 +4,6 @@ megatron-core assumes a CUDA machine and pulls in packages this project does not
 first keeps the import about three times shorter and lets the same modules build on a CPU.
 """
 
-from __future__ import annotations
-
 import atexit
 import sys
 import warnings

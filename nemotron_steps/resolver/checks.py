@@ -3,8 +3,6 @@
 A check looks only at keys that are there, so that it holds for any step that has them.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping

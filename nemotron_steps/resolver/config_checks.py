@@ -1,8 +1,6 @@
 """What holds whatever the step: parameters exist, values are among their choices, no placeholder is left, and the
 artifacts at a step's ports are what it needs, and agree."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The errors about ports, worded in one place, and what to paste for each: the steps that would make what is needed."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 Also inputs among the overrides: `prompts=rows.jsonl` for `--input prompts=rows.jsonl`, which is easily left out.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any

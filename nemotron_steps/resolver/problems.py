@@ -1,7 +1,5 @@
 """Everything that can be wrong with a chain, each with a code of its own; PlanError (E300) carries them all."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """What is asked of the resolver, and what it needs from the layers beside it, as plain types."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -1,8 +1,6 @@
 """Goal and what exists → a plan, or every error in it. Nothing is run, written or imported here, and nothing is raised
 before everything has been looked at."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -10,8 +10,6 @@
 6. a value already at the port's config key
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -12,8 +12,6 @@
 docs/data.md has the table of who writes what. Columns that are not named here stay in the row, for its environment.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """JSON Lines: every row of a file with its line, and the error of a malformed line."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping

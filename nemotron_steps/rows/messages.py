@@ -10,8 +10,6 @@ that is not read (images, audio, hosted tools) is an E410 with file, line and fi
 known stay in it: its template may read them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Which steps need not run: what was committed under their cache keys, and what changed since where nothing was."""
 
-from __future__ import annotations
-
 import getpass
 import logging
 import os

@@ -2,8 +2,6 @@
 them say what changed. A config model may add to it by `data_fingerprint`, the `module:function` that gives config key →
 what identifies it, texts and Paths."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json

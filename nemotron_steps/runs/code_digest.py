@@ -4,8 +4,6 @@ What counts by content, by version and not at all is said in docs/cache_keys.md.
 left out: changing how a run is reported must not make every result stale.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import os

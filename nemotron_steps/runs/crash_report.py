@@ -1,8 +1,6 @@
 """The end of a run whose process died without writing it down (killed, crashed, or ended by a library), and what of an
 interrupted run is kept."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """Advice from a step's manifest for a failure (`[[errors]]`) or a signal (`[[strategies]]`), and the checks of a
 stage's results that its pipeline states."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections import ChainMap

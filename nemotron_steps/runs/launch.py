@@ -3,8 +3,6 @@
 The job's name is kept in `job.json` beside run.json, which belongs to the process that works on the run.
 """
 
-from __future__ import annotations
-
 import errno
 import time
 from collections.abc import Callable, Iterable, Mapping

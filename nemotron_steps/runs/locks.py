@@ -3,8 +3,6 @@
 A forked child would keep its parent's lock alive after the parent's death, so children let go of it when they start.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Records as plain lines of text: the log file, and the screen where there is no terminal to draw on."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

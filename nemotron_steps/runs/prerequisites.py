@@ -1,8 +1,6 @@
 """What a step would refuse when it starts, asked before the first step of a plan runs: code that is not there, what
 the machine lacks (NEEDS), data that a step's preflight refuses. In a chain the step itself may come hours later."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

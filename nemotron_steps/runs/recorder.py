@@ -1,7 +1,5 @@
 """Everything one run writes about itself, redacted, and what listeners get. What happens is the runner's to decide."""
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

@@ -10,8 +10,6 @@ runs/<id>/run.json       what was asked, its state, process or job, and each ste
           submit.lock    held by the process that hands it to an executor, for the same reason
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

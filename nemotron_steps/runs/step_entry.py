@@ -1,7 +1,5 @@
 """The seam to a step's own code: its function, its config model, and what it raises as an error of this package."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

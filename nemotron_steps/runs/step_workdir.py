@@ -8,8 +8,6 @@ work/<key>/filled.json       the step returned; only committing is left
 work/<key>.lock              held while someone works on the key
 """
 
-from __future__ import annotations
-
 import copy
 import re
 import shlex

@@ -4,8 +4,6 @@ A program that fails, loops, or is killed is a result; a sandbox that cannot run
 SandboxError. Nothing a program wrote survives it except its output.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -5,8 +5,6 @@ What goes wrong before the program begins is told on a channel that the program 
 write to it, the launcher closes it and turns into the program.
 """
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import os

@@ -8,8 +8,6 @@ The program's clock runs inside the container, as its first process: it starts w
 engine took, and ends it where this process was killed.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import secrets

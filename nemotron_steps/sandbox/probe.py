@@ -6,8 +6,6 @@ in the environment and this process must all be out of reach, and none of its ch
 what was reached, what could not be tried and a report that is not there all refuse.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -5,8 +5,6 @@ Each run has a thread of its own: a busy event loop delays neither the clock nor
 asks the kernel to be killed with its parent is tied to the thread that started it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -18,8 +18,6 @@ Calls are in groups, each `name x86-64 aarch64`, `-` where an architecture has n
 References: Documentation/userspace-api/seccomp_filter.rst, include/uapi/linux/{seccomp,filter,audit}.h.
 """  # noqa: E501
 
-from __future__ import annotations
-
 import errno
 import platform
 import struct

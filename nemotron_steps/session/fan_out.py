@@ -7,8 +7,6 @@ ordinary port is as many; a port that takes many (`models.rlvr = "rlvr"`) takes 
 `--over KEY=V1,V2,…` and a pipeline's `fan_out` tables say what is fanned out over.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """A model card from what a home has recorded of a model, and its upload to the Hugging Face hub."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What `--from STAGE` leaves out: earlier stages are not run, so what they left has to be there."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput

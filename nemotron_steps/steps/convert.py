@@ -1,7 +1,5 @@
 """The conversion steps: one checkpoint format to another. The resolver inserts them between a checkpoint and a port."""
 
-from __future__ import annotations
-
 from nemotron_steps.config.families import pattern_of
 from nemotron_steps.config.schema.convert import ConvertConfig, MergeConfig
 from nemotron_steps.models import adapters

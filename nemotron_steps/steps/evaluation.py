@@ -1,8 +1,6 @@
 """The evaluation steps: a model's answers to rows, graded with reward environments (eval/model_eval), or several
 checkpoints on several sets of prompts (eval/stages), where a killed run goes on with the next checkpoint."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

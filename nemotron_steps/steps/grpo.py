@@ -1,8 +1,6 @@
 """The GRPO steps (rlvr, rlhf, swe, opd differ in configs and environments): build the run, train, grade before and
 after."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

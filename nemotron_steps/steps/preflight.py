@@ -1,8 +1,6 @@
 """What the steps that read a model refuse before any step of a run starts. Manifests name these as `preflight`; every
 `check_*` takes the config and the inputs (see StepTable.preflight). Nothing here may import torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 

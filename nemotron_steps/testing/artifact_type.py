@@ -1,7 +1,5 @@
 """An artifact type under test, and checks of its declaration, of its validator and of what the store keeps of it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Checks of an environment: settings and rows, what answers earn, rollouts at once, tools."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import inspect

@@ -1,7 +1,5 @@
 """An environment under test: its class, rows, right answers, and answers that no verifier should fall for."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json

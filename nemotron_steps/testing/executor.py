@@ -1,7 +1,5 @@
 """An executor under test, small jobs to give it, and checks of what becomes of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A pipeline under test, and checks of its file and of its plans."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks of a step that run nothing: its manifest, its config model, its hints, what importing it does."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

@@ -1,7 +1,5 @@
 """Checks of a step that run it, in processes of its own: what it makes, what else it does, and with broken input."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

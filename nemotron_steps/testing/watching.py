@@ -9,8 +9,6 @@ request is JSON: `commands`, each a list of words after `steps`; `step`, whose f
 a command's exit code and output each, and what was seen.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

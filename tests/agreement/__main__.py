@@ -7,8 +7,6 @@ verifier is a module of tests/agreement/verifiers. Two rewards agree if they are
 could not judge (masked), and an exception of theirs, agrees with nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

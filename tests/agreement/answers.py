@@ -3,8 +3,6 @@
 Most answers are one message, with the reasoning in an item of its own, as a server with a reasoning parser gives them.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Both verdicts on one answer, which rule explains a difference, and the count of a whole verifier."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib

@@ -1,8 +1,6 @@
 """The table of agreement in docs/environments.md, between two markers: written by the comparison, and read back by it
 and by the test."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Python values as overrides: what Hydra reads back is what was given."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

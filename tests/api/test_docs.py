@@ -1,7 +1,5 @@
 """docs/python.md: every block of Python runs, as one program, in the order of the page. README.md shows the first."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Loops of one's own below a loop that is running, and that one as it was afterwards."""
 
-from __future__ import annotations
-
 import asyncio
 
 from nemotron_steps.api.running import outside_event_loop

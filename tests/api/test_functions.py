@@ -1,7 +1,5 @@
 """Reward functions of this process → names that a fresh process finds: a module's, a file's, a written text's."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import linecache

@@ -1,7 +1,5 @@
 """Data sets in memory as files: the same rows are the same file, whatever held them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

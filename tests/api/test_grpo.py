@@ -1,7 +1,5 @@
 """GRPO, SFT, DPO and evaluate from a model, rows and functions in Python: the same runs as on the command line."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tracemalloc

@@ -1,7 +1,5 @@
 """A script without a guard runs steps that start processes, and runs once."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

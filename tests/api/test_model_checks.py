@@ -1,7 +1,5 @@
 """Model, tokenizer, template and prompts are looked at together when a training is planned, in real small folders."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """A real notebook: cells that train, in a kernel whose event loop runs all the time."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

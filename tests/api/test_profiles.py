@@ -1,7 +1,5 @@
 """Runs under a profile of env.toml, from Python: attached, left alone, cancelled, and gone on with elsewhere."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

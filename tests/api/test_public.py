@@ -1,7 +1,5 @@
 """What `import nemotron_steps` offers, and that it does nothing until it is asked."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

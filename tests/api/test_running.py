@@ -1,7 +1,5 @@
 """`plan` and `run` in Python: values, coded errors and results, whatever loop runs around them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Checkpoint folders made by hand, without torch: the smallest that are valid."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

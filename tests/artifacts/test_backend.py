@@ -1,7 +1,5 @@
 """Which home is meant."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

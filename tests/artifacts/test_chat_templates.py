@@ -1,7 +1,5 @@
 """Which roles a chat template writes: the same as transformers finds, for templates of published families."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

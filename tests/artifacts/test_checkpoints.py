@@ -1,7 +1,5 @@
 """Attributes of a model's folder, one file and one key at a time."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct

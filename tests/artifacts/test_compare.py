@@ -1,7 +1,5 @@
 """What changed between weights and configs, read without torch."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct

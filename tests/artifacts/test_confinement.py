@@ -1,7 +1,5 @@
 """Paths of records: which are plain, and where links may lead. What a store makes of them: test_links."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 All but `prompt_data`, `chat_data` and `pair_data`, which are what others write: imports read them.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files of a home: hashed, written whole or not at all, sealed; what keeps them from it is a storage error."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

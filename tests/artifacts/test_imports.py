@@ -1,7 +1,5 @@
 """What a user supplies is looked at once, remembered beside every home, and named after itself."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

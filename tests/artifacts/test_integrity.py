@@ -1,7 +1,5 @@
 """What `steps artifacts verify` tells of a home, and what it lets be."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Any value as strict JSON, and numbers back from it."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

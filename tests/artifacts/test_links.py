@@ -1,7 +1,5 @@
 """Symbolic links: those within a folder are files of it, all others are refused."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

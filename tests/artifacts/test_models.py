@@ -1,7 +1,5 @@
 """What an artifact is called, and which file of its folder is which split."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

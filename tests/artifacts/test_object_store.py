@@ -1,7 +1,5 @@
 """A home on a file system of fsspec's: what it holds, in which order it is written, and what its errors mean."""
 
-from __future__ import annotations
-
 import uuid
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Who speaks in a user's prompts, told from the first rows of every known layout."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

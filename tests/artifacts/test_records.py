@@ -1,7 +1,5 @@
 """Records: the shape that each must have, and what is written is read back and nothing else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

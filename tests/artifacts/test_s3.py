@@ -1,7 +1,5 @@
 """The store on a real S3 endpoint: moto's server on loopback, through s3fs."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which type a folder is, which validator looks at it, and what each validator refuses."""
 
-from __future__ import annotations
-
 import json
 import struct
 import tracemalloc

@@ -1,7 +1,5 @@
 """Which production is the next version, which one a reference means, and what is read of it."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """`steps artifacts`, and references to artifacts in configs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`steps list`, `show`, `types`, `explain`: what there is."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

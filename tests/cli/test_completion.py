@@ -1,7 +1,5 @@
 """Completion: what the shell is answered where its cursor stands, in a process as the shell starts it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`steps doctor` and `steps new`."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`steps env`: what there is, recorded rollouts graded again, an environment behind HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

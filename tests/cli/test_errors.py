@@ -1,7 +1,5 @@
 """Errors as text, JSON and exit codes; the terminal that they are written to."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs that are looked at, followed, cancelled, here and elsewhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

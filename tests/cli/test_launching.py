@@ -1,7 +1,5 @@
 """Profiles and executors from the command line: what is refused, when, and what a refusal leaves behind."""
 
-from __future__ import annotations
-
 import os
 import re
 from importlib.metadata import EntryPoint

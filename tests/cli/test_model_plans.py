@@ -1,7 +1,5 @@
 """What a plan, and a run before its first step, say of models, and what memory they take."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

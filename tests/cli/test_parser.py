@@ -1,7 +1,5 @@
 """The command line, and the request that it becomes."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import fields, replace

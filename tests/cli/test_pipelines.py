@@ -1,7 +1,5 @@
 """Pipelines: stages, their checks, and fan-out."""
 
-from __future__ import annotations
-
 import json
 import statistics
 

@@ -1,7 +1,5 @@
 """`steps plan` and dry runs: what would run, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`steps run` as a process among others: readers that leave, deaths without a word, signals to either of its two."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """`nemotron super3 ...`, `nemotron nano3 ...`: what each command becomes, and what it refuses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`steps run`: what it shows, keeps, resumes and accepts."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """No secret of a command line, an environment or a config reaches a file or the screen."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is imported, and how much time it takes, before a command answers."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

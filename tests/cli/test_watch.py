@@ -1,7 +1,5 @@
 """A run while it works, and what its end says."""
 
-from __future__ import annotations
-
 import glob
 import os
 import pty

@@ -5,8 +5,6 @@ step with its environment, a type, executors, an environment with a tool and a p
 Nothing here is ever made anew.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

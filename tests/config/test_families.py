@@ -1,7 +1,5 @@
 """What config.json says of layers and sizes, and what no model can have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

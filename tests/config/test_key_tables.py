@@ -3,8 +3,6 @@
 Written down in key_tables.tsv: a mark that goes or comes makes runs take up what others made, or lets keys be ignored.
 """
 
-from __future__ import annotations
-
 import os
 import pkgutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """No key of a config is there for nothing: each is read by something other than the schema that declares it."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

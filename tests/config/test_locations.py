@@ -1,7 +1,5 @@
 """Files of the cache folder that are broken, and variables of a launcher that are taken away for a while."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

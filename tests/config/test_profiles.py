@@ -1,7 +1,5 @@
 """env.toml: where it is found, what profiles inherit and fill in, and what is shown."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Any text is itself as the value of an override."""
 
-from __future__ import annotations
-
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st

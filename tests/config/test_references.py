@@ -1,7 +1,5 @@
 """`${art:…}` in a config: which artifact it names, and what of the `run` table is left when all are read."""
 
-from __future__ import annotations
-
 import pytest
 
 from nemotron_steps.config.compose import Reference, compose, read_reference

@@ -1,7 +1,5 @@
 """`reward=FILE.py:NAME`: what is not there is told with what is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

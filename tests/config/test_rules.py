@@ -5,8 +5,6 @@ Which key needs which other stands in key_tables.tsv; here is one of each way to
 over several keys.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Where a step's configs are: under its pack's `configs/`, beside its manifest, at a path."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

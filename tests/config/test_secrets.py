@@ -1,7 +1,5 @@
 """What is masked: by the name of a key, by a variable, by the shape of a token; and what is not."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

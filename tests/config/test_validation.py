@@ -1,7 +1,5 @@
 """What is said of a value that a config cannot have: what it is, what it should be, and what it was meant to be."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import pytest

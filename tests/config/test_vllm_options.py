@@ -1,7 +1,5 @@
 """Options of vLLM that have keys of their own, in each step that generates."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

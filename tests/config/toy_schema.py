@@ -1,7 +1,5 @@
 """A schema with every shape of field the validator has to explain."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -3,8 +3,6 @@
 A Docker daemon that already answers is used as it is; the image is taken out of it afterwards.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

@@ -4,8 +4,6 @@ libraries that they load. No registry is asked, and it takes about a second.
 In it: `python3` and `python`, pytest, and a git repository with a fault at /testbed.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import re

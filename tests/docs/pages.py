@@ -1,7 +1,5 @@
 """What the documentation's pages say in code: their commands and their tables of keys."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass

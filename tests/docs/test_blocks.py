@@ -1,7 +1,5 @@
 """Every block of Python, YAML, TOML or JSON that a page shows holds: it has a check here, or a test that runs it."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

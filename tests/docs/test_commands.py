@@ -1,7 +1,5 @@
 """Every command that the documentation shows: run as it stands where this machine can in a moment, else planned."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

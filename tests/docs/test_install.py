@@ -1,7 +1,5 @@
 """What is pinned can be installed where docs/install.md says."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, metadata

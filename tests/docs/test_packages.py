@@ -1,7 +1,5 @@
 """The packages that the how-tos show are what they say: their code, as it stands there, passes the kit."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

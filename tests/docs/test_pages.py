@@ -1,7 +1,5 @@
 """docs/pages.md: each row of its tables, tried; and what the pages tell the reader to do by hand."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

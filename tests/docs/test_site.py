@@ -1,7 +1,5 @@
 """The documentation as a site: it builds without a warning, and its generated pages have what they are about."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """A checkpoint with prompts for GRPO runs, their environments, and one Ray cluster for all tests that need one."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import pytest

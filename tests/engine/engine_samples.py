@@ -1,7 +1,5 @@
 """Random but valid train batches and rollouts for the engine's numeric tests."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

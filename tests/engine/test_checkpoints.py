@@ -1,7 +1,5 @@
 """When checkpoints are committed, what survives a kill, and where a writer's errors come out."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

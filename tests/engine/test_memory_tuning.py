@@ -1,7 +1,5 @@
 """Freed memory: what stays with the process, and what loading gives back."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

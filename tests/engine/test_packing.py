@@ -1,7 +1,5 @@
 """None"""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -3,8 +3,6 @@
 For tests that hold for every environment alike.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field

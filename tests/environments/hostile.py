@@ -1,7 +1,5 @@
 """Answers that make a careless verifier slow, or raise: one short unit each, repeated to any size."""
 
-from __future__ import annotations
-
 UNITS = (
     "\\boxed{", "\\boxed{A}", "\\text{", "\\", "{", "}", "[", "]", '["a", ', '{"a": ', '[{"a": 1}, ',
     '{"a": "x", "n": 1}, ', "0, ", "[0], ", "<answer>", "</answer>", "`", "```\n", "```json\n", "```lean\n", '"',

@@ -1,7 +1,5 @@
 """Reward functions as users write them, for the tests."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

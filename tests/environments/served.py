@@ -1,7 +1,5 @@
 """Handlers on a port, as tests ask them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """The table of agreement in docs/environments.md, as `python -m tests.agreement` writes it, is whole."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The built-in environments keep to what environments of other packages are held to."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from typing import Any

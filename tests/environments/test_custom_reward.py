@@ -1,7 +1,5 @@
 """Functions of the user's own as rewards: TRL's and verl's signatures, weights, and every way they can go wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

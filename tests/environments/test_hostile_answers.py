@@ -4,8 +4,6 @@ Time is the CPU time of this process, which other programs on the machine do not
 quadratic time needs several times the bounds at these sizes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """The JSON client on real sockets: what it keeps open, breaks off, waits for and refuses."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

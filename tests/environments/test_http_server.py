@@ -1,7 +1,5 @@
 """What a handler is given, and what is left of a server that has stopped."""
 
-from __future__ import annotations
-
 import asyncio
 
 from nemotron_steps.environments.http_server import HttpServer, Reply, Request

@@ -1,7 +1,5 @@
 """Recorded rollouts graded again: which row they are of, which go together, and when two rewards agree."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """A row that an environment could not judge is refused before training, by file, line and field; as it is it passes."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Equal servers behind one client, real sockets: load is shared, a dead one is routed around and reported."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

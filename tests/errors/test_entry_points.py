@@ -1,7 +1,5 @@
 """Entry points are those that the standard library finds, without its cost where there are none."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """An error across processes, its codes, and the commands that its hints are made of."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

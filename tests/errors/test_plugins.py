@@ -1,7 +1,5 @@
 """Importing another package's module: what it prints and raises stays its own, and is told by its line."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path

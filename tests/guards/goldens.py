@@ -9,8 +9,6 @@ A config's text is that of `steps run STEP -c NAME -d --json`, refusals included
 one kind of processor only, so `--write` keeps them in the file that `--artifacts-file` names.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -9,8 +9,6 @@ that are gone are told: plant another in their room. The list never shrinks; tes
 catches what they caught.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib

@@ -4,8 +4,6 @@ They are the rows of docs/errors.md, which `test_faults` provokes; here is what 
 wrong, the test says what the error and its hint are.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """States of a machine that faults come from: files, models, servers, a full disk, a run at work."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

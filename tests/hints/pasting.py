@@ -1,7 +1,5 @@
 """Pasting a hint as a user does: what is a command is run, what belongs to the command is put behind it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Every fault of docs/errors.md, provoked on the command line: its code, its hint, and what comes of pasting it."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Packs written to a folder for a test."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 One folder a step with `step.toml` and mostly a `config/` beside it; no manifest but one names an `entry`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.manifest.packs_on_disk import write_files

@@ -1,8 +1,6 @@
 """Packs with one thing wrong: it is told when the pack is looked at or planned with, at its place, by every command
 that may meet it, and what else is there goes on working. A hint for the shell is pasted, and mends it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

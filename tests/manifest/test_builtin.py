@@ -1,7 +1,5 @@
 """The built-in manifests say what the code does: every name in them exists."""
 
-from __future__ import annotations
-
 import re
 from typing import get_args
 

@@ -3,8 +3,6 @@
 Of the steps, what their manifests and configs say; their tiny runs have tests of their own.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

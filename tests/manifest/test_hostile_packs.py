@@ -1,7 +1,5 @@
 """Installed packages that raise, print, sleep, hang or lie: they harm no command, and are named where they matter."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The cached index answers like the manifests themselves, is fast, and notices every change."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess

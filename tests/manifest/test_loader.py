@@ -1,7 +1,5 @@
 """Mistakes in a manifest are named with file and line, all at once; what tables and choices mean."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

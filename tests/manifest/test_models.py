@@ -1,7 +1,5 @@
 """What a step's manifest means: its ports under a config, and what contradicts itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Relative overrides become plain ones that can be pasted."""
 
-from __future__ import annotations
-
 import pytest
 
 from nemotron_steps.manifest.override import is_override, resolve_override, resolved_overrides

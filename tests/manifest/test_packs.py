@@ -1,7 +1,5 @@
 """Packs are found in four places, read as files only, and one broken file or folder hides nothing else."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

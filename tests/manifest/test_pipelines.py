@@ -1,7 +1,5 @@
 """What a pipeline's file says: sources, and what a config's name means for each stage."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

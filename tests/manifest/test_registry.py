@@ -1,7 +1,5 @@
 """What packs make together: copies, hidden ones, pipelines and converters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

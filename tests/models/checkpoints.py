@@ -1,7 +1,5 @@
 """Tiny random checkpoints with a real tokenizer and chat template."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 SIZES = {

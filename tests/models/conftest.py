@@ -1,7 +1,5 @@
 """Tiny Hugging Face checkpoints of every family, written once per session."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.models.checkpoints import SHAPES, write_checkpoint

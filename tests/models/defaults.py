@@ -1,7 +1,5 @@
 """The keys that a config.json of each family must have, with sizes that no default is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 _DENSE = {

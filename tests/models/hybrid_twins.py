@@ -11,8 +11,6 @@ Sequences longer than 8 positions span several chunks of the scan. 4 attention h
 in 4 groups, 8 experts.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

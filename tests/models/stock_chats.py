@@ -1,7 +1,5 @@
 """Chat formats with the behaviour of published templates (chat_templates/), over one small tokenizer with merges."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

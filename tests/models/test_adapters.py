@@ -1,7 +1,5 @@
 """Adapters: which linears have one, PEFT's names, what is refused, and whose base it is."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What is read from a config.json, and what follows from it."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Folders of a hybrid that are not what they should be: each is refused by name, with something to paste."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Conversations that go on in tokens, under the published templates."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

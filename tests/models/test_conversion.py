@@ -1,7 +1,5 @@
 """HF ↔ Megatron weight conversion: exact round trips, and the tokenizer travels along."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re

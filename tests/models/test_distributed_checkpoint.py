@@ -1,7 +1,5 @@
 """What a rank writes of a distributed checkpoint, and what its index may hold."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Nemotron-H's config.json, both generations, and the models that tests are made of."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

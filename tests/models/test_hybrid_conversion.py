@@ -1,7 +1,5 @@
 """Nemotron-H checkpoints through Megatron's format and back: every bit, every file, and what is refused on the way."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """New models: drawn from a seed, complete, and read by everything that reads checkpoints."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

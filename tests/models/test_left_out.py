@@ -1,7 +1,5 @@
 """No tensor is left out of a model, or made up, that is not what the model makes of the others: by any reader."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How the parameters of each family are cut over tensor-parallel ranks, and laid out in them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

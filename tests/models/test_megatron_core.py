@@ -1,7 +1,5 @@
 """Importing megatron-core leaves the process as it was."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The small tokenizer: lossless, short on wording, letter by letter on content, and readable by plain transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What ends a turn, what of a message is text, and what a template has to show of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

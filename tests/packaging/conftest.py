@@ -1,7 +1,5 @@
 """A clean environment with the built wheel in it, away from the checkout."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

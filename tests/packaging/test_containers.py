@@ -1,7 +1,5 @@
 """The container files: what they copy and call is there; and the launch script."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

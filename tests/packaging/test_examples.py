@@ -1,7 +1,5 @@
 """The examples, built as wheels and installed in a clean environment beside ours: their own tests are green there."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

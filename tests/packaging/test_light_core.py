@@ -1,7 +1,5 @@
 """Without the engine's packages all that neither trains nor generates works; what does, says what to install."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The built wheel, away from the checkout: manifests, configs and pipelines are in it, and the commands find them."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

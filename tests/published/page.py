@@ -1,7 +1,5 @@
 """docs/published_keys.md, made of the published tables and what becomes of each key."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from nemotron_steps.config.profiles import RunTable

@@ -1,7 +1,5 @@
 """The published configs, from their tables."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import cache

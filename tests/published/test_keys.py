@@ -1,7 +1,5 @@
 """Every key of the published configs is taken and means the same, or is refused with the reason."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path

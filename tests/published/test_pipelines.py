@@ -1,7 +1,5 @@
 """Each stage of the recipes' pipelines compiles, on any machine, to the values that are published for it."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The recipes' configs here have the published values, or a reason not to."""
 
-from __future__ import annotations
-
 import pytest
 
 from nemotron_steps.config.profiles import RunTable

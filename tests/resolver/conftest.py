@@ -1,7 +1,5 @@
 """The world that most of the resolver's tests plan in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

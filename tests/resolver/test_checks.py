@@ -1,7 +1,5 @@
 """Batch-size and GPU arithmetic, on the recipes' own numbers."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

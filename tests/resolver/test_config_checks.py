@@ -1,7 +1,5 @@
 """Placeholders and choices: what still has to be filled in, and what is no value of a parameter."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

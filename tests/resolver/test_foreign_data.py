@@ -1,7 +1,5 @@
 """What is offered for data that is no artifact."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Which output of a list of steps a port is connected to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Random worlds against brute force: no accepted plan feeds a port a type it doesn't take, and none is missed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Where inputs come from, what is inserted, in which order: the resolver's decisions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

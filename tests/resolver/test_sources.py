@@ -1,7 +1,5 @@
 """Where a port's artifact comes from."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """1,000 steps stay cheap, and time grows with the number of steps, not with its square."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import importlib.util

@@ -1,7 +1,5 @@
 """Checks of one step's config against the artifacts at its ports and its profile, each by itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small worlds for tests: types, steps and configs from a few lines, and a resolver that runs in them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is read of the rows of others: docs/data.md's table, row by row, and what it has no room for."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

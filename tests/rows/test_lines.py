@@ -1,7 +1,5 @@
 """JSON Lines: what is a row, and what is said of a line that is none."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Messages, calls and tools as others write them, and as chat templates read them."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

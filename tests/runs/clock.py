@@ -1,7 +1,5 @@
 """A clock for tests of what waits."""
 
-from __future__ import annotations
-
 
 class Clock:
     """Stands in for `time`: sleeping takes no time."""

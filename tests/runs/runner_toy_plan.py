@@ -1,7 +1,5 @@
 """The toy chain as a plan, and a command line for it in a process of its own: `runner_toy_plan.py HOME [k=v ...]`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small real steps for the runner's tests: they write files, keep checkpoints in their work folder, and can be slow."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

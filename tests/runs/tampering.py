@@ -1,7 +1,5 @@
 """What somebody who can write to a shared home may do to its records, and a watch over what readers then touch."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What a run does again, goes on with or takes from another, and what it hands to a step."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

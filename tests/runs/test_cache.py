@@ -1,7 +1,5 @@
 """What counts as done: a record under the step's key whose artifacts are those that were made under it."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import replace

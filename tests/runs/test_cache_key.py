@@ -1,7 +1,5 @@
 """Everything that a config can name is part of the cache key: each is edited, and the plan says what changed."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Which modules a step's code is: every form of import is followed, layers that only carry data are not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

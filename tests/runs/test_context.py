@@ -1,7 +1,5 @@
 """What a step reports, as records: their files, their listener, and that they are its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What is written down of a run whose process is gone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Advice for what went wrong: which it is, in which order, and as what command."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from nemotron_steps.errors import StepFailedError

@@ -1,7 +1,5 @@
 """The page of every run and artifact: what it links, what it escapes, and that it sorts and filters in a browser."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote

@@ -1,7 +1,5 @@
 """What a user supplies for a port: a path, an artifact's name, or a model of the hub; and what its bindings fill."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """SIGINT and SIGTERM while a run works: the first is an interrupt, what was there before is there again."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

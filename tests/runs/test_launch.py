@@ -1,7 +1,5 @@
 """A run that is handed to an executor and followed to its end: what it is told, and how its end is read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

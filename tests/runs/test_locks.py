@@ -1,7 +1,5 @@
 """Locks between processes: who holds one, and that no child keeps one for its parent."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

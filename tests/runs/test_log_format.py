@@ -1,7 +1,5 @@
 """Records as lines of the log."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

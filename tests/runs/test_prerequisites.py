@@ -1,7 +1,5 @@
 """Whose data is looked at before a run starts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

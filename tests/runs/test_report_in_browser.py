@@ -1,7 +1,5 @@
 """The report in a real Chromium: nothing of a sample runs, it fits a phone, follows dark and light, and takes keys."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

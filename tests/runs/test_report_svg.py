@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 
 from nemotron_steps.runs.report.data import StepReport

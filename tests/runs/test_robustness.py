@@ -1,7 +1,5 @@
 """The runner killed, raced, interrupted and out of disk: in processes of their own, with real signals."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """What run folders are called, how one is found, and what state its run is really in."""
 
-from __future__ import annotations
-
 import json
 import logging
 import socket

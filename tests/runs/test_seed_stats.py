@@ -1,7 +1,5 @@
 """Mean and spread over seeds: what is averaged with what, and what is not."""
 
-from __future__ import annotations
-
 import json
 import math
 

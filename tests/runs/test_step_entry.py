@@ -1,7 +1,5 @@
 """What a step's own code raises, as an error that says where to look."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The work folder of a step: what an earlier attempt left in it, and what goes when."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

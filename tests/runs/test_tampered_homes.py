@@ -1,7 +1,5 @@
 """Nothing that a home's records say makes a reader leave the home, and `verify` notices what was changed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

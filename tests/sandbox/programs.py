@@ -1,7 +1,5 @@
 """What the tests that run programs in the sandbox share."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import platform

@@ -1,7 +1,5 @@
 """What every sandbox does before and around a run, whatever runs it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """As whom programs run, told by what bubblewrap is asked for."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

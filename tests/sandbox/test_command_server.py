@@ -1,7 +1,5 @@
 """The program inside a session, spoken to over pipes as a session does, without a sandbox around it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """Ways out of a sandbox, each tried in earnest with the arguments that an attacker would use. `test_probe.py` shows
 that the start-up probe notices where one is open."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import os

@@ -1,8 +1,6 @@
 """One GiB allowed is about one GiB held, whatever holds it. Here it is 128 MiB; each program tries to hold three times
 that and says how far it came."""
 
-from __future__ import annotations
-
 import pytest
 
 from nemotron_steps.sandbox import Limits, Outcome

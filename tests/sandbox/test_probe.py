@@ -1,7 +1,5 @@
 """The start-up probe refuses a sandbox that lacks any one of its protections, and a report that is not whole."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

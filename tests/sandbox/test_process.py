@@ -1,7 +1,5 @@
 """Running a process under a clock and an output limit, without a sandbox around it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

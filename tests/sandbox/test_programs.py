@@ -1,7 +1,5 @@
 """What programs need of the system and have in the sandbox."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

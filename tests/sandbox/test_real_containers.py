@@ -1,7 +1,5 @@
 """The sandbox and sessions in real containers of Docker and Podman."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

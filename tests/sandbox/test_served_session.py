@@ -1,7 +1,5 @@
 """Sessions whose commands a server runs, over a server without a sandbox around it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

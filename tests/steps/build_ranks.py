@@ -4,8 +4,6 @@ Given a file of [model folder, `policy.*` of a megatron policy, number of ranks]
 folder's weights; that part is checked against the layout. Prints how many ranks were built.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import json

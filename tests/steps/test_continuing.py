@@ -1,7 +1,5 @@
 """A step that was cut off goes on from its checkpoint when only how it runs has changed, and starts anew otherwise."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

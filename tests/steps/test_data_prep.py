@@ -1,7 +1,5 @@
 """rl_prep and sft_prep: disjoint splits, rows that survive whole, labels that follow the rule, errors with a line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

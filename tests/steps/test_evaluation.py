@@ -1,7 +1,5 @@
 """What the evaluation steps grade, go on with after a kill, and ask for."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

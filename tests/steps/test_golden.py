@@ -4,8 +4,6 @@ The prepared data is the same byte for byte. Losses agree to the rounding of ano
 operators' products; on one machine they are equal bit for bit (so are the digests of the trained models).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

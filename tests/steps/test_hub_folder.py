@@ -1,7 +1,5 @@
 """Tensors of every Hugging Face folder that a step reads, looked at before the first step of a run."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tomllib

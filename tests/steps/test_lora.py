@@ -1,7 +1,5 @@
 """Adapters through the steps: what training leaves, what is refused before it starts, what merging makes of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What the training steps refuse before any step of a run starts."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The public recipes' stages are planned without a problem and fit their GPUs. Their values: tests/published."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

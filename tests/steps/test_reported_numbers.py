@@ -1,7 +1,5 @@
 """Every number that a run reports at its end is recomputed from what it recorded on its way."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """The main job, for real, as a user runs it: plan, train, improve, cache, convert."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

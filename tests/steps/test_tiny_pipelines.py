@@ -1,7 +1,5 @@
 """The tiny pipelines as a user runs them: whole at a few steps a stage, killed and continued, and at their own size."""
 
-from __future__ import annotations
-
 import collections
 import itertools
 import json

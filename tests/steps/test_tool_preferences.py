@@ -1,7 +1,5 @@
 """Preference pairs against tool hallucination: right by the environment's own rule, disjoint, and worth training on."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

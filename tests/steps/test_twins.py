@@ -4,8 +4,6 @@ Models are twins of public ones (twins.py). What is planned is built as well: ev
 the policy's own constructor, in a world of the config's size (build_ranks.py).
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Twins of public models: their family, layers, heads, key-value heads and experts, at widths for a test."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -7,8 +7,6 @@ Each start of a run goes on in the home in which the one before was stopped, so 
 tried by the next; one that comes to its end gives way to a fresh copy of the home.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """A sample of the campaign of stops, and what a request to stop that was swallowed comes to."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

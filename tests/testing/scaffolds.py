@@ -1,7 +1,5 @@
 """What `steps new` writes, changed so that it breaks a rule, and the checks that notice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every check of an artifact type can fail: what `steps new` writes, with one rule broken."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Every check of an environment can fail: a toy that breaks one rule fails the check of that rule and no other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

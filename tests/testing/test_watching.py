@@ -1,7 +1,5 @@
 """What a watched function is seen to do, what a step is fed, and which checks are skipped behind one that failed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A package that keeps to every rule, written to a folder as if it were installed, and changes that break one rule."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Everything about a layout that does not divide its model, its devices or its batch, each with what to paste."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

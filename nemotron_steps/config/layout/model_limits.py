@@ -3,8 +3,6 @@
 Not here: the lengths that a policy is trained at (constraints.py), which smaller layouts go along with.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ policy's or their own, and what vLLM generates from: an evaluated or sampled mod
 What a policy's own generator cannot do is among its layout's violations (constraints.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What becomes of each published key that no schema here has. Keys that a schema has mean the same in both."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

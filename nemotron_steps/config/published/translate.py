@@ -1,7 +1,5 @@
 """A config with published keys → the same in this project's, or an error for each that has no such meaning."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable, Iterator, Mapping

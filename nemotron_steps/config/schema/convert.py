@@ -1,7 +1,5 @@
 """Config of the weight conversion steps."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from nemotron_steps.config.schema.base import Section

@@ -1,7 +1,5 @@
 """Configs of the `data_prep/*` steps: where rows come from and how they are split."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args
 

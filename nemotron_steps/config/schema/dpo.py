@@ -1,7 +1,5 @@
 """Config of direct preference optimisation (`rl/nemo_rl/dpo`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated
 

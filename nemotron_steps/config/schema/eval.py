@@ -1,7 +1,5 @@
 """Configs of the steps that sample from a model without training it: evaluations, and `data_prep/difficulty`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal
 

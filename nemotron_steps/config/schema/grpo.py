@@ -1,7 +1,5 @@
 """`grpo`, `loss_fn` and `reward_penalties`: how rewards become advantages and the loss, under NeMo-RL's key names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
 

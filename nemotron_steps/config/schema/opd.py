@@ -4,8 +4,6 @@ Keys have NeMo-RL's names: the loss's are its DistillationLossFn's, `on_policy_d
 section.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 

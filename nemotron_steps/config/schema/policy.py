@@ -1,7 +1,5 @@
 """`policy.*`: the trained model, how it is parallelised and optimised, and how it generates."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
 

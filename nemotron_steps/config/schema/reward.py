@@ -1,7 +1,5 @@
 """`reward`: functions of the user's own grade every row. A short way of saying it, moved to `env` before validation."""
 
-from __future__ import annotations
-
 import ast
 import shlex
 from collections.abc import Callable, Mapping, Sequence

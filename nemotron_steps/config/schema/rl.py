@@ -1,7 +1,5 @@
 """Config of the GRPO steps (rlvr, rlhf, swe), under NeMo-RL's key names."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """Configs of supervised fine-tuning (`sft/megatron_bridge`, `reward_model/genrm`), and of `data_prep/sft_packing`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal

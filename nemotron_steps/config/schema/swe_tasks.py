@@ -1,7 +1,5 @@
 """Config of `data_prep/swe_tasks`: where repositories come from, what is broken in them, how tasks are proven."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Literal
 

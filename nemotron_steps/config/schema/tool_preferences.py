@@ -1,7 +1,5 @@
 """Config of `data_prep/tool_preference_prep`: preference pairs against tool hallucination."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Annotated, Literal
 

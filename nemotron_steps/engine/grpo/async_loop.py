@@ -4,8 +4,6 @@ One event loop drives generator, environments and judges; the policy trains, and
 thread beside it. The GroupBuffer decides which prompts may start, and promises each of them to a step.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

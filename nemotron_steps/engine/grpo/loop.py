@@ -4,8 +4,6 @@ Everything numeric is a pure function elsewhere (step.py, losses/), and backends
 loop (async_loop.py) is made of the same `train_on`, `refit`, `report_step` and `save_step`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import itertools

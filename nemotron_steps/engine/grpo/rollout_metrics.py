@@ -3,8 +3,6 @@
 Metrics of the loss are in losses/loss.py; warning signs over the history of both are in signals.py.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import fmean

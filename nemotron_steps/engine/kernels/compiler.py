@@ -3,8 +3,6 @@
 Not for: knowing what the kernels do; their callers declare arguments.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import logging

@@ -8,8 +8,6 @@ A tiny model on CPU spends as long on passes over memory as on products: written
 Shapes: T tokens, H hidden, h key-value heads, R query heads for each, D head size, W width.
 """
 
-from __future__ import annotations
-
 import ctypes
 from ctypes import c_float, c_int64, c_void_p
 from typing import Any

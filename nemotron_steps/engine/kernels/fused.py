@@ -1,7 +1,5 @@
 """Elementwise pieces of a transformer layer with their gradients written out: two or three passes, not ten."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Linear layers by oneDNN, where float32 on CPU with AVX-512 makes that twice as fast as torch's MKL (AMD)."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

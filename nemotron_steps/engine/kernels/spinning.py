@@ -1,7 +1,5 @@
 """How long OpenMP's threads spin before they sleep; to be set before torch loads."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import MutableMapping
 

@@ -4,8 +4,6 @@ A row sees all of its prompt's keys, if it has one, then its own up to each quer
 key-value heads, D head size. A row of `rows` [n, 6] int32 is FIELDS, in tokens.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

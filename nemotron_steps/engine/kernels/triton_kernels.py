@@ -4,8 +4,6 @@ One pass over memory each, in float32 inside. Not specialised on numbers of toke
 in the first step whose count is a multiple of 16. Imported only on CUDA, and by tests in Triton's interpreter.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Rows of unequal length in flat tokens, as attention kernels take them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 

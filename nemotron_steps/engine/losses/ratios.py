@@ -1,7 +1,5 @@
 """Two policies' logprobs of the same tokens: KL estimators, importance weights and their truncation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -3,8 +3,6 @@
 Devices are reserved as one placement group, a bundle a device, so that what is meant to share a GPU does.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """What a placed run is made of, wherever its parts live: here in this process; on_ray.py gives the same."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field

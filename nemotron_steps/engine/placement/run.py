@@ -1,7 +1,5 @@
 """A GRPO run from its validated config and its prompts: every live part, and what the loop needs around them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from nemotron_steps.config.layout.constraints import raise_if_violated, violations

@@ -1,8 +1,6 @@
 """Half a run, where `cluster` puts it: a policy without a generator (SFT, DPO), or a generator without a policy (pass
 rates)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

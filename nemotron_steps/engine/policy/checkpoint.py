@@ -8,8 +8,6 @@ Optimizer tensors have the sharding of their parameter, so any parallel layout c
 are theirs alone. Without the optimizer the same folder is a `checkpoint_megatron` artifact.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import shlex

@@ -4,8 +4,6 @@ For any causal LM that transformers knows. Float32 master weights; under `precis
 bfloat16 and reduces gradients in float32. A hybrid's float32 parameters (A_log, D, dt_bias) are whole on every rank.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """A transformers causal LM that answers with logprobs, and how it is cut for tensor parallelism."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path

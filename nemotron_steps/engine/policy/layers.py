@@ -1,7 +1,5 @@
 """Parts of a layer on megatron-core's tensor-parallel linears, over flat tokens: norm, linears with adapters, MLP."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ gives the entropy, H = h · Wᵀ r − lp. r is formed in float32 and then round
 products: of a token that the policy is sure of, W_target − Wᵀ p would be nothing but rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Every rank is given the same global batch, computes its own micro-batches of it, and returns the same result.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence

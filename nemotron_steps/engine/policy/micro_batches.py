@@ -1,7 +1,5 @@
 """Which sequences a rank computes together: by count, or under a budget of tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

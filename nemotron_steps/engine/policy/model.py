@@ -4,8 +4,6 @@ Parameters, names, tensor-parallel linears and sharded checkpoints are megatron-
 TokenLayout, and its hybrid model needs mamba_ssm and CUDA.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext

@@ -3,8 +3,6 @@
 float32 master weights and moments; precision-aware, they take less room (docs/decisions/optimizer-precision.md).
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence

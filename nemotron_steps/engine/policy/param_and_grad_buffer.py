@@ -4,8 +4,6 @@ Parameters become views, so that zeroing, reducing, clipping and updating are a 
 lie partly in host memory (SplitTensor), and float32 master weights in the space of bfloat16 (split_float32).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A teacher's top-k tokens, and the policy's divergence from it, from hidden states."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

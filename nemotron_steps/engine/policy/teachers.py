@@ -1,7 +1,5 @@
 """The teachers of on-policy distillation, on the policy's own ranks and in its parallel layout."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial

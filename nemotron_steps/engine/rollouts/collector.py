@@ -4,8 +4,6 @@ One coroutine a group, one a rollout; they share the policy's generator through 
 while others still decode. Not for: what a reward is worth (grpo/advantages.py) or the training loop (grpo/loop.py).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Coroutine, Mapping, Sequence

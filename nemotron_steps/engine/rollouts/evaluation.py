@@ -1,7 +1,5 @@
 """Grading a policy on prompts it does not train on."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import defaultdict

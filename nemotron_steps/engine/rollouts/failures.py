@@ -4,8 +4,6 @@ What ends a run is a share of failures over a bound (engine/grpo/filters.py), an
 policy's generator, and a judge that runs beside it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Sequence

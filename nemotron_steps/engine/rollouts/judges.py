@@ -3,8 +3,6 @@
 Not for: what a judge is asked (the environments) or judges behind HTTP (environments/judged/judges.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

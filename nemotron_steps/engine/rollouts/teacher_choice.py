@@ -3,8 +3,6 @@
 Nothing here may import torch: a row without a teacher is refused before anything is loaded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -11,8 +11,6 @@ A parser takes well-formed calls out of the text. A malformed call stays in it, 
 guessed at. Searching for a closing tag alone would cut a call whose argument contains that tag.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ The conversation goes on in tokens (models/chat.py): what was sampled stays as i
 are on its output items. Not for: groups and verdicts (collector.py).
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Mapping, Sequence

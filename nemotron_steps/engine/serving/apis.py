@@ -4,8 +4,6 @@ A generator reports whole samples, so a stream carries each choice in one piece.
 carries NeMo-Gym's token fields, so that an agent's next request continues exactly those tokens.
 """
 
-from __future__ import annotations
-
 import json
 import time
 import uuid

@@ -1,7 +1,5 @@
 """What samples and grades rollouts; agents are offered the policy's endpoint where the config asks for it."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 from nemotron_steps.config.schema.policy import GenerationConfig

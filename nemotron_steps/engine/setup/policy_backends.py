@@ -1,8 +1,6 @@
 """The policy and its teachers from their configs, in this process (or one rank's part of them). The only place that
 chooses between Megatron and DTensor."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The steps' preflight checks them too, before any step of a run starts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain

@@ -9,8 +9,6 @@
 Only answers are trained, never the prompt. The policy keeps both rows of a pair in one micro-batch, packed or not.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The loop of SFT and DPO: shuffled batches, validation, checkpoints, and what the training came to."""
 
-from __future__ import annotations
-
 import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Supervised fine-tuning on the engine's policies: the same batches, optimizer and checkpoints as GRPO."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

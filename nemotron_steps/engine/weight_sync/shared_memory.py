@@ -4,8 +4,6 @@ The file is unlinked as soon as everyone has mapped it, so that nothing is left 
 then its writer holds a lock on it; one without a lock was left by a writer that was killed, and the next removes it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import mmap

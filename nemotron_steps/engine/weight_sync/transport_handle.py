@@ -1,7 +1,5 @@
 """What travels from a sender, through the driver, to the receivers of its weights: transports, never tensors."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

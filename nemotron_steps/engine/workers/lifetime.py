@@ -1,7 +1,5 @@
 """Child processes that end when whoever started them does, however that ends. Linux."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -4,8 +4,6 @@ A worker's own errors arrive as they were raised. A worker that died, or has not
 WorkerLostError with its name and its last log lines, whoever waits for it. Not for: starting Ray (cluster.py).
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

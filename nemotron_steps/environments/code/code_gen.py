@@ -5,8 +5,6 @@ JSON result. Expected outputs stay outside the sandbox, so a program that tamper
 nothing it could answer with.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

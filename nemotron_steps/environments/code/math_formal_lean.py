@@ -8,8 +8,6 @@ Lean and its project (Mathlib built) are not part of this package: the sandbox m
 folder shown read-only, or an image.
 """
 
-from __future__ import annotations
-
 import base64
 import math
 import os

@@ -6,8 +6,6 @@ answer made them so. Tests are graded as those of `swe_agent` (swe/grading.py).
 Everything runs in the row's container image of the repository; this package ships none.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -5,8 +5,6 @@ Where a row's own `template_metadata.output_regex` picked the answer and the jud
 second look for partial credit: the answer may be there in another form.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import ClassVar

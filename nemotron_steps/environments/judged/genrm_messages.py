@@ -6,8 +6,6 @@ it can contain neither the delimiters of the layout, nor anything shaped like a 
 ready-made verdict for the judge to quote.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import unicodedata

@@ -4,8 +4,6 @@ A note is a few short texts. However long a judge thinks, what is kept of an ans
 MAX_NOTES · (REASONING_CHARACTERS + VERDICT_CHARACTERS) characters and a few.
 """
 
-from __future__ import annotations
-
 import string
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Environments whose rows have a rubric: a judge answers yes or no to every item, and the answers are combined."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re

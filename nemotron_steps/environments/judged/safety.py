@@ -1,7 +1,5 @@
 """Environments of safety data, graded by the safety judge."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from pydantic import Field

@@ -1,8 +1,6 @@
 """terminus_judge (terminal_pivot): the next step of a terminal agent, as JSON. The harness's schema and the completion
 flag must hold; then the commands must be nearly the recorded ones, or a judge must call them equivalent."""
 
-from __future__ import annotations
-
 import json
 from difflib import SequenceMatcher
 from typing import Any, ClassVar

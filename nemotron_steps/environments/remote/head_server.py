@@ -5,8 +5,6 @@ stands there as INSTANCE: {KIND: {IMPLEMENTATION: {host, port, ...}}}; an agent 
 The config is asked for once, when the first address is needed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import cached_property

@@ -20,8 +20,6 @@ run, in a fresh sandbox, with CANDIDATES values of which one is the expected one
 What cannot be proved in this way (docs/swe.md says what) is left as it was written.
 """
 
-from __future__ import annotations
-
 import ast
 import random
 import secrets

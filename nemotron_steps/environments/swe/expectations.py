@@ -1,7 +1,5 @@
 """The judge's side of blinded tests (blinding.py): what they expect, and what the records of a run prove of it."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

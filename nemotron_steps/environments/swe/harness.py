@@ -8,8 +8,6 @@ A turn without a tool call ends the rollout. The texts are functions of files' c
 written without running anything (steps/data_prep/swe/demonstrations.py).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ A row has SWE-bench's fields (instance_id, repo, base_commit, patch, test_patch,
 `image`, the container image with the repository, or `files` and `test_files` (path → text), for bubblewrap.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import OrderedDict

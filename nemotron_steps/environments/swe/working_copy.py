@@ -8,8 +8,6 @@ None of an agent's changes counts to what grades it: the tests are those of the 
 (configuration, start-up files, repository metadata, compiled files) is that of the repository as it was.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

@@ -1,8 +1,6 @@
 """calendar: the last calendar an answer prints must hold exactly the expected events, without conflicts, each with its
 duration, inside its window and honouring its constraint."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from typing import Any, ClassVar

@@ -5,8 +5,6 @@ is written by a model, so before such a scorer sees it, its syntax tree must hol
 arithmetic with bounded powers. Not an evaluator: nothing here computes a value.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import warnings

@@ -3,8 +3,6 @@
 Every function takes time linear in the text: what it reads is written by a model, which may repeat itself for ever.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

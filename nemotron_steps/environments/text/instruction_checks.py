@@ -6,8 +6,6 @@ so counts may differ on unusual punctuation. Where a text is too short or plain 
 check takes time linear in the text.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

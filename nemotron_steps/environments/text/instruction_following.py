@@ -4,8 +4,6 @@ of them (`fraction`)?
 The fields are the row's own, or those of its `verifier_metadata`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal

@@ -1,7 +1,5 @@
 """JSON Schema (draft 2020-12): is a schema one, does a value satisfy it, and the strict form of a schema."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

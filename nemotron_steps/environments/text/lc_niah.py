@@ -1,8 +1,6 @@
 """lc_niah: find nodes in a long context. F1 of the final list of nodes, reduced by how much of the reasoning was copied
 from the prompt."""
 
-from __future__ import annotations
-
 import json
 import re
 from difflib import SequenceMatcher

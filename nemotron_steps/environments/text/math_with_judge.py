@@ -2,8 +2,6 @@
 call the two equal in both orders. Without a box, the one expression that math-verify finds in the text, and no judge.
 What is longer than MAX_LENGTH characters, and far longer than the expected answer, is wrong without asking anyone."""
 
-from __future__ import annotations
-
 import logging
 import re
 from typing import ClassVar

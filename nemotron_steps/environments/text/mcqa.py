@@ -4,8 +4,6 @@ Where it is looked for, first hit wins: the row's own regular expressions (`temp
 list), then the way that `grading_mode` names.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from itertools import pairwise

@@ -7,8 +7,6 @@ parsed. Scorers that simplify expressions work in helper processes; of the other
 so long an answer, whatever it is.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import math

@@ -1,8 +1,6 @@
 """structured_outputs: 1 if the answer parses in the row's format and satisfies the row's schema made strict (all
 properties required, no others), else 0. With `response_mode: tool_call` the answer is the named tool's argument."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -5,8 +5,6 @@ The tool is stateful like a notebook: a call's program is the cells so far, repl
 whose last expression is shown. A cell that failed is not replayed.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any, ClassVar

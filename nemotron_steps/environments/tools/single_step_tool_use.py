@@ -4,8 +4,6 @@ An expected message: any message scores 1. An expected call: the same tool with 
 calls: a maximum matching between expected and actual calls, in any order, must cover both; `f1` gives a partial score.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ shell program and paths); arguments similar by at least `similarity_full_credit`
 is single_step_tool_use with a threshold of 0.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from difflib import SequenceMatcher

@@ -1,8 +1,6 @@
 """workplace_assistant: tasks over five small databases with 26 tools. 1 if the databases end as they do after replaying
 the row's ground truth, whatever the way there."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, ClassVar

@@ -6,8 +6,6 @@ are those of a small made-up company, the same on every machine. Its ids begin a
 other databases is never taken for one of these.
 """
 
-from __future__ import annotations
-
 import copy
 import csv
 import random

@@ -2,8 +2,6 @@
 `read(config, where) -> Architecture`, `parameters(architecture) -> Iterator[Parameter]` in the order of the layers, and
 CARRIED, the prefix of tensors that travel along, unread ("" for none)."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The values of a config.json, checked where they are read: an error says what key holds what, and what mends it."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex

@@ -1,7 +1,5 @@
 """Decoders of equal layers, attention and then an MLP or experts: Llama, Qwen2, Qwen3 and Qwen3-MoE."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The parameters of the layers that families have in common, under Megatron's names and the hub's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

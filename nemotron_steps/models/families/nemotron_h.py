@@ -4,8 +4,6 @@ Both generations of config files are read: the older ones write the layers as on
 those of transformers 5 as a list of names (`layers_block_type`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

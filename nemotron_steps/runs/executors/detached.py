@@ -1,7 +1,5 @@
 """The local executor of a detached run: a process of its own that outlives the terminal."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

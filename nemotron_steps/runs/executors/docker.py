@@ -1,8 +1,6 @@
 """The Docker executor: a run in a container of an image, on this machine, with Docker or Podman. Values of variables
 are handed to the engine's command in its own environment, not in its arguments."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

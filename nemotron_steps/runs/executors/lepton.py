@@ -1,8 +1,6 @@
 """The Lepton executor: a run as a batch job of NVIDIA DGX Cloud Lepton, through Lepton's own SDK. The home must be on
 storage that the job mounts, at the path it has here."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable
 from typing import Any, ClassVar

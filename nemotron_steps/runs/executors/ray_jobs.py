@@ -1,8 +1,6 @@
 """The Ray executor: a run as a job of a Ray cluster that is there already, through Ray's job API. Cluster and
 submitter see one file system."""
 
-from __future__ import annotations
-
 import secrets
 import shlex
 import time

@@ -1,7 +1,5 @@
 """What a run recorded, read back into the shape the report shows."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

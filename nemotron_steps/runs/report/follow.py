@@ -1,8 +1,6 @@
 """A run's files read as they grow, by a process that does not write them: `steps watch`, `steps logs -f`. A line that
 is still being written, or that a kill cut off, waits for its end."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field

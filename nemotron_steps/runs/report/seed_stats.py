@@ -1,7 +1,5 @@
 """What the instances of a fanned-out stage came to, side by side, and mean and spread over seeds."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence

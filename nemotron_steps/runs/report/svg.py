@@ -1,7 +1,5 @@
 """The report's drawings as inline SVG: curves and the plan graph, and which curves of a step are drawn."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """What experiment trackers share: they go quiet where they cannot write, and what they write has flat names."""
 
-from __future__ import annotations
-
 import logging
 from abc import ABC, abstractmethod
 from collections import deque

@@ -3,8 +3,6 @@
 `tensorboard --logdir DIR` shows them, several runs beside each other.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

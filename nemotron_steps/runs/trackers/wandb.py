@@ -3,8 +3,6 @@
 Artifacts go by reference (their files stay in the home), with the digest in their metadata.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

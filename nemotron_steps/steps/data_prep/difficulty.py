@@ -3,8 +3,6 @@
 Rates are kept as they come in `work`, so a killed run goes on; what is sampled for a prompt does not depend on that.
 """
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import json

@@ -4,8 +4,6 @@ Every variant is graded by the environment itself: what it would reward is not r
 values come from the other rows wherever they can, so that they look right and are not.
 """
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import json

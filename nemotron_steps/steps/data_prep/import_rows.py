@@ -3,8 +3,6 @@
 Every column survives.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,8 +1,6 @@
 """data_prep/preference_prep: preference pairs for DPO out of rows of two answers each: our own (prompt, chosen,
 rejected), HelpSteer 3's, or either layout of lmarena."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Chats are tokenised in shards by several processes, then packed window by window
 and what comes out depends on the chats and the config alone.
 """
 
-from __future__ import annotations
-
 import shutil
 from array import array
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """data_prep/sft_prep: chats to imitate, or comparisons for a generative reward model; optionally with a tokenizer that
 is trained on them, for models that start from nothing."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial

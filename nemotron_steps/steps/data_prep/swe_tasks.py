@@ -2,8 +2,6 @@
 of packages with tests, of small ones made here, or of rows of SWE-bench. kind=steps records the calls that solve
 tasks instead, for SWE 1."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -1,8 +1,6 @@
 """data_prep/tool_preference_prep: preference pairs against tool hallucination, out of single-step tool-use rows. Rows
 of one conversation, which repeat each other's turns, stay in one split."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """math_with_judge with its judge off: math-verify alone."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """mcqa, in all its grading modes. `lenient_answer_colon_md` is there a setting of the server only."""
 
-from __future__ import annotations
-
 import random
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """terminus_judge: its rules. The judge of ours calls nothing equal, and that of theirs is off, which is the same."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Steps small enough to run in milliseconds, with every way a step can end."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

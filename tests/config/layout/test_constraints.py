@@ -1,7 +1,5 @@
 """What of a layout violates which constraint, under which key, and what its hint makes of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

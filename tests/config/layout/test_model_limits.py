@@ -1,7 +1,5 @@
 """What a model was not made for: longer sequences, chats, tokens that it lacks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What of a model a layout depends on, of what is recorded of a checkpoint and of a new model's config."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Models that a step does not train: layouts of teachers on devices of their own, and what vLLM generates from."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

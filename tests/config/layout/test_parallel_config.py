@@ -1,7 +1,5 @@
 """Ranks, copies and generators that sizes make."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What needs several processes is refused in one, each setting by its key, with what would do without."""
 
-from __future__ import annotations
-
 import pytest
 
 from nemotron_steps.config.layout.processes import raise_if_ray_needed

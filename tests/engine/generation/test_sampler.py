@@ -1,7 +1,5 @@
 """Many coroutines on one generator: who gets which sample, and what cancelling leaves."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

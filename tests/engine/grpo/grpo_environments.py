@@ -1,7 +1,5 @@
 """Environments of the tests' runs, in a module that imports no engine: an actor of environments imports it."""
 
-from __future__ import annotations
-
 import asyncio
 
 from benchmarks.grpo_task import reward_of

@@ -1,7 +1,5 @@
 """Small GRPO runs of real parts (Megatron policy, embedded generator, environments), for the tests of the loops."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from dataclasses import replace

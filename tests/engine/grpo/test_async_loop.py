@@ -1,7 +1,5 @@
 """The asynchronous loop for real: it learns, resumes, keeps its bounds, and ends when something is dead."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

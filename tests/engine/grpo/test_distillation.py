@@ -1,7 +1,5 @@
 """On-policy distillation through the GRPO loops: who teaches which row, what is learnt, what a kill costs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

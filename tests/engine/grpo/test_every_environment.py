@@ -1,7 +1,5 @@
 """Every environment of the RLVR blends in one run, by the names of agents that blends have, and each is reported."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

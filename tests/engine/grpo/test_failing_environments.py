@@ -1,7 +1,5 @@
 """Environments that break while a run trains, in both loops: counted, masked, reported, tried again, dropped."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """When groups without verdicts are tried again, and when a run gives up."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Both loops over parts that take no time: what they ask of each part, in which order, and what they tell of it."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import threading

@@ -1,7 +1,5 @@
 """The GRPO loop for real: megatron-core policy, embedded generator, an environment, checkpoints."""
 
-from __future__ import annotations
-
 import json
 import math
 

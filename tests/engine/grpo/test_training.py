@@ -1,7 +1,5 @@
 """What the GRPO steps put around the loop: environments from start to end, held-out prompts graded beside grpo."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from types import SimpleNamespace

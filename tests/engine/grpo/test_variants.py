@@ -1,7 +1,5 @@
 """What the loop may do besides, for real: router replay, and sampling with temperature, top-k and top-p."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.engine.grpo.grpo_runs import config_of, metrics_of, run_loop, start, write_hybrid_for

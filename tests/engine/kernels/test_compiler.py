@@ -1,7 +1,5 @@
 """Compiling the kernels in C: by which compiler, once a machine, and loading nothing that others could have written."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

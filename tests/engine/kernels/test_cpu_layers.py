@@ -1,7 +1,5 @@
 """A layer's halves as functions of their own, in C or by torch, against their pieces under autograd."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

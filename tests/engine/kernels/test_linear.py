@@ -1,7 +1,5 @@
 """Products of linear layers against float64, whichever library computes them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

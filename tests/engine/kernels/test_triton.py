@@ -1,7 +1,5 @@
 """What only runs on CUDA, checked here as far as a CPU can: Triton's interpreter, and FlashAttention's formulas."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The loss contract sequence by sequence and token by token, in plain float64 loops: nothing shared with the engine."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The loss of on-policy distillation against its formulas in float64, token by token."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

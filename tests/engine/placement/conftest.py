@@ -1,7 +1,5 @@
 """A second node for the Ray cluster of the tests, and runs of its tiny checkpoint."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

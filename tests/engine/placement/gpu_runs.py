@@ -3,8 +3,6 @@
 python3 -m tests.engine.placement.gpu_runs CASE [CASE ...]      a JSON object a case
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """A generation worker that keeps what it receives instead of sampling with it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a run asks of its cluster, and what it keeps from it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from itertools import groupby

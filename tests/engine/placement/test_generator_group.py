@@ -1,7 +1,5 @@
 """The thread that decodes inside a generation actor: which commands it takes, and when."""
 
-from __future__ import annotations
-
 import random
 import sys
 import threading

@@ -1,7 +1,5 @@
 """What a run's parts are given where all of them are in one process."""
 
-from __future__ import annotations
-
 import pytest
 
 from nemotron_steps.engine.placement import parts as in_process

@@ -1,7 +1,5 @@
 """On GPUs: generators of every layout follow the policy, and supervised ranks equal one process."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Adapters under GRPO, in one process and in actors: A and B alone move, and generators are the policy all the same."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows

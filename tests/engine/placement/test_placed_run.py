@@ -3,8 +3,6 @@
 Starting actors takes seconds, so each run is first trained and then has its workers killed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

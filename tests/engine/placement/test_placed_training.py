@@ -1,7 +1,5 @@
 """SFT, the judge's training and DPO with policy ranks in actors: the figures of one process, in any layout."""
 
-from __future__ import annotations
-
 import json
 import random
 import time

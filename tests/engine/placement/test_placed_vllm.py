@@ -1,7 +1,5 @@
 """vLLM in an actor: it is built, stepped and reloaded in the worker's decoding thread."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """What one rank of a placed policy does for all of them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

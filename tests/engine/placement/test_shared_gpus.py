@@ -1,7 +1,5 @@
 """Who gets which GPU where a generator has several: real Ray scheduling, on a node that only says it has GPUs."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Teachers on devices of their own: what they score, and which devices they get."""
 
-from __future__ import annotations
-
 import dataclasses
 from contextlib import ExitStack
 

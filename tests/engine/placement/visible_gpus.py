@@ -1,7 +1,5 @@
 """A worker that says which GPUs it was given."""
 
-from __future__ import annotations
-
 import os
 
 from nemotron_steps.engine.workers.workers import WorkerProcess

@@ -1,7 +1,5 @@
 """Batches with the shapes RL produces: groups with one prompt each, of unequal lengths, and some loners."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """A tiny checkpoint, and a global batch with groups that share prompts."""
 
-from __future__ import annotations
-
 import pytest
 
 from nemotron_steps.engine.policy.megatron import MegatronPolicy

@@ -1,7 +1,5 @@
 """Two ranks that distil two teachers into a policy, in several layouts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

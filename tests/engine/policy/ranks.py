@@ -3,8 +3,6 @@
 Ranks take seconds to meet and to make their groups, so one group of them runs all cases.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Experts as a generator could have chosen them, and those that a policy chooses."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Checkpoints: random states of every rank, and snapshots that are written behind the training, of their own step."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import json

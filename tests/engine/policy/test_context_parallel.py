@@ -1,7 +1,5 @@
 """Which heads go where under context parallelism, and parts that are handed out and brought home."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """The dtensor policy gives what the megatron policy gives."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Logprobs from hidden states: values, gradients and memory against plain log-softmax."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Adapters beside frozen weights, of either policy: what they start as, learn, cost, and leave behind."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The megatron policy against transformers, and the invariances training must have."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

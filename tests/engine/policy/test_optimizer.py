@@ -1,7 +1,5 @@
 """What an optimizer step does under either policy: its rate, its arithmetic, its precision, when it is not taken."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Every subject gives in every parallel layout what it gives one process: figures, gradients, weights, checkpoints."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

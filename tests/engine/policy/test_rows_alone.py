@@ -1,8 +1,6 @@
 """A row has the logprobs of transformers' model of that row alone, whatever rows are computed beside it: every family
 and rotary scaling, packed and padded, or a refusal."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Teachers beside a policy: what they score, and a policy that learns from it, against transformers in float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

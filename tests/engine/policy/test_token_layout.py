@@ -1,7 +1,5 @@
 """Flattening: every token is in its place, shared prompts appear once, and attention sees what it should."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import fields, is_dataclass, replace
 

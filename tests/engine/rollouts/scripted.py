@@ -1,7 +1,5 @@
 """A generator that says what it is told to, in tokens that a tokenizer would not make of it; conversations over it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

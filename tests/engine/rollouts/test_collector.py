@@ -1,7 +1,5 @@
 """What becomes of a group's sessions, and of rows that cannot be sampled."""
 
-from __future__ import annotations
-
 import asyncio
 
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows

@@ -1,7 +1,5 @@
 """Prompts: read from their file when they are needed, in an order that does not depend on how they are held."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """What becomes of rollouts whose environment breaks: named, masked, reported; the others go on."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from typing import Any

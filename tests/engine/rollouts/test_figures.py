@@ -1,7 +1,5 @@
 """Figures over graded groups: evaluations, pass rates, agreement with labels, and requests for brevity."""
 
-from __future__ import annotations
-
 import json
 import math
 from copy import deepcopy

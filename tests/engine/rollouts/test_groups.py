@@ -1,7 +1,5 @@
 """Several groups at a time through one collector: each has what was asked for it, and none disturbs another."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """Rollouts of several turns under the published chat templates: what is trained is what was sampled."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

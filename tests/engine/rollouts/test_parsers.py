@@ -1,7 +1,5 @@
 """Reading assistant turns: what a model wrote comes back, and what cannot be read stays text."""
 
-from __future__ import annotations
-
 import json
 from typing import get_args
 

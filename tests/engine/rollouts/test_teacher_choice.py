@@ -1,7 +1,5 @@
 """Which teacher a row has, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from nemotron_steps.config.schema.opd import OnPolicyDistillationConfig

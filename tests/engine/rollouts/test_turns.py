@@ -1,7 +1,5 @@
 """How many turns a rollout takes, what room each has, and what is kept of an agent's."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

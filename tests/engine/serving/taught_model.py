@@ -1,7 +1,5 @@
 """A tiny Qwen3 that has learned three chats by heart: enough to call a tool, read its result and answer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

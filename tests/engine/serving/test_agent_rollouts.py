@@ -1,7 +1,5 @@
 """An agent outside of the run samples through its endpoint; what it brings back is trained."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

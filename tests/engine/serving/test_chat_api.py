@@ -1,7 +1,5 @@
 """Chat completions over a real generator and a real socket."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

@@ -1,7 +1,5 @@
 """The HTTP server and the sampler beneath the endpoint, where clients and loops misbehave."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import socket

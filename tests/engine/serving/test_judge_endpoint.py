@@ -1,7 +1,5 @@
 """A judge behind the endpoint answers as the same judge in the process; a run waits until it is ready."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

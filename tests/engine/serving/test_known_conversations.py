@@ -1,7 +1,5 @@
 """Agents that send messages, not tokens: their requests go on from what was sampled, under the published templates."""
 
-from __future__ import annotations
-
 import random
 from contextlib import contextmanager
 

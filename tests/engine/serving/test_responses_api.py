@@ -1,7 +1,5 @@
 """The Responses API over a real generator: items in, items out, tokens kept."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

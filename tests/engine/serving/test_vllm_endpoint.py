@@ -1,7 +1,5 @@
 """The endpoint over a real vLLM engine."""
 
-from __future__ import annotations
-
 import pytest
 
 from nemotron_steps.config.schema.policy import VllmConfig

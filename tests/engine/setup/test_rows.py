@@ -1,7 +1,5 @@
 """Which rows a run reads, what it needs of them, and what is asked for in vain."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Which tokens of a chat are an assistant's, whatever the template writes around them."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

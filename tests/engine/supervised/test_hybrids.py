@@ -1,8 +1,6 @@
 """SFT and DPO of a hybrid: they learn, with its blocks of multi-token prediction, and a resumed run ends like an
 unbroken one."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """When both supervised loops save and check the time, in which order they serve rows, and how chats lie."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The supervised loop on a real policy: it learns, and a resumed run ends like an unbroken one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

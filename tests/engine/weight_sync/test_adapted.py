@@ -1,7 +1,5 @@
 """Adapters to generators: what they sample with is the policy's after every update, and A and B alone have moved."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

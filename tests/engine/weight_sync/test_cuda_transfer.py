@@ -1,7 +1,5 @@
 """Weights between GPU processes: CUDA IPC on one GPU, NCCL between two, equal to the last bit."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Segments of shared memory: where they lie, and that nothing of them is left behind."""
 
-from __future__ import annotations
-
 import errno
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Streams keep step: through one GPU's memory as CUDA would share it, and where a receiver does not answer."""
 
-from __future__ import annotations
-
 import threading
 import time
 

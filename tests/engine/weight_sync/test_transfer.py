@@ -1,7 +1,5 @@
 """Plans and offers: what travels where, without any worker."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Weights between processes: what arrives is what was sent, bucket by bucket, every transport that this machine has."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -3,8 +3,6 @@
 python3 -m tests.engine.weight_sync.transfers    on a GPU machine: CUDA IPC, and NCCL with a second GPU; JSON with times
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """What is said of workers, without Ray."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

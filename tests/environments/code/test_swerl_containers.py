@@ -1,7 +1,5 @@
 """SWE-RL's two kinds of rows judged in real containers of Docker and Podman."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

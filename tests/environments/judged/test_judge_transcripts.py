@@ -1,7 +1,5 @@
 """What judges said is kept beside the verdict: in the order of the questions, bounded, no word in part."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Environments that ask a judge: equivalence, rubrics, safety, terminal steps; and lc_niah's rule."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What each judged environment asks, word by word where it counts, and what becomes of every answer."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

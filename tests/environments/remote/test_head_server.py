@@ -1,7 +1,5 @@
 """A running NeMo-Gym, found through its head server: real sockets, its documented config and requests."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Serving environments, using remote ones, and the HTTP judge: real sockets on loopback."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

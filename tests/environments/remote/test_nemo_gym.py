@@ -4,8 +4,6 @@
 keeps that answer's cookies and no others.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """What a remote environment asks its server, and what it makes of the answers. The server is told."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An environment server's answers, one request at a time, without a socket."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Most were written from docs/swe.md alone, without sight of what grades them; no 
 refuses them.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

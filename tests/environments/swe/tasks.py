@@ -1,7 +1,5 @@
 """A small repository with a fault, as a row."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What an agent may try instead of a fix. None earns anything, and what also fixes the issue earns what a fix does."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from pathlib import PurePosixPath

@@ -1,7 +1,5 @@
 """Assertions without what they expect: what right and wrong code records, and what that proves. Run in this process."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the tools of swe_agent answer, and how test runs are read: functions of text, no processes."""
 
-from __future__ import annotations
-
 import pytest
 
 from nemotron_steps.environments.swe import harness as results

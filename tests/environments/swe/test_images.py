@@ -1,7 +1,5 @@
 """Rows with a container image: in real containers, and over an `apptainer` that runs commands on this machine."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a working copy asks of its session; what a real one does with it is in test_swe_agent.py and test_images.py."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 from collections.abc import Mapping, Sequence

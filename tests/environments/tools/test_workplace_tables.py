@@ -1,7 +1,5 @@
 """The tools of workplace_assistant one by one, on databases of a few rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

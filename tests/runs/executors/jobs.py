@@ -1,7 +1,5 @@
 """What tests of executors share: runs of the toy chain as jobs."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

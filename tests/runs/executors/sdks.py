@@ -1,8 +1,6 @@
 """What providers' own SDKs make of a request. They want other versions of common packages than this project has, so
 `make setup-test` gives them an environment of their own (requirements/sdks.txt)."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What every executor is, the detached process, executors of installed packages, and the keys of profiles."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tomllib

@@ -3,8 +3,6 @@
 `local` does so with jobs. Those that need a cluster, a daemon or an account have tests of their own for jobs.
 """
 
-from __future__ import annotations
-
 from nemotron_steps.testing import executor_conformance
 
 TestLocal = executor_conformance("local")

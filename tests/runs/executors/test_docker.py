@@ -1,7 +1,5 @@
 """The docker executor: the command it gives the engine, and how the engine's answers are read."""
 
-from __future__ import annotations
-
 import subprocess
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The docker executor with real containers of Docker and Podman: runs of the toy chain."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

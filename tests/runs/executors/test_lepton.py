@@ -1,7 +1,5 @@
 """The lepton executor: the job it compiles to, held to Lepton's own types."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

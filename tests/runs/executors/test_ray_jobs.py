@@ -1,7 +1,5 @@
 """The ray executor: what it asks of Ray everywhere, a real cluster of one node where Ray's job API is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """The slurm executor: its batch script everywhere, a real Slurm where it is installed."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What Slurm's programs answer, and what is made of it: programs that say what a test tells them stand in."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

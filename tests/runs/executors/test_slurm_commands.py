@@ -1,7 +1,5 @@
 """Slurm's commands through ssh: names of jobs, a machine that cannot be reached, full disks, files that change."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The batch script of a run: what is said where a profile says nothing, and values of any kind."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """The TensorBoard mirror: what it wrote is read back record by record from its event files."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any

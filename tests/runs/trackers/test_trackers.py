@@ -1,7 +1,5 @@
 """Which trackers a run has, and one that another package brings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The W&B mirror in offline mode: what was written is read back from W&B's own transaction log."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

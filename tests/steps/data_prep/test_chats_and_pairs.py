@@ -1,7 +1,5 @@
 """Chats with controlled reasoning, preference pairs and comparisons, out of the layouts that public data sets have."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

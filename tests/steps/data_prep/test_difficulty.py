@@ -1,7 +1,5 @@
 """data_prep/difficulty: pass rates of a real (random) policy, what is dropped, the order, and going on after a kill."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Forms of made-up questions: what each asks for earns its environment's reward, and nothing else does."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

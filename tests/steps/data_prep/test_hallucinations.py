@@ -1,7 +1,5 @@
 """Made-up rows of tool use, and what a made-up call is filled with, kind by kind."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

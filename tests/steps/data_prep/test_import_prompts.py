@@ -1,7 +1,5 @@
 """data_prep/import_prompts on real files of every kind, through the command line."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """rl_prep over the user's own rows: published layouts, placeholders, prompts that are too long, what is cached."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Packed chats: every chat once, the same bytes however the work was cut, and training that reads them."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,8 +1,6 @@
 """Which of a step's parts are on one device at the same time, how much of it they take together, and what to paste
 where that is more than there is."""
 
-from __future__ import annotations
-
 import math
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence

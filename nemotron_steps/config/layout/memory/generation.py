@@ -1,7 +1,5 @@
 """What a generator of the policy, or a judge, takes on each of its devices."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """What one rank of the trained model takes, in device and in host memory; and teachers, beside it or apart."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 

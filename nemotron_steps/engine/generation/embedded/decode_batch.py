@@ -6,8 +6,6 @@ Live rows are rows [0, size): removing rows moves the last ones into the holes. 
 everything shifts left, or there come to be more columns: most answers are far shorter than the longest one allowed.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ Members of a group share one prefill. A finished sequence leaves the batch and a
 next step. Weights may change between two steps. Not for large models at full speed (vllm/).
 """
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections import deque

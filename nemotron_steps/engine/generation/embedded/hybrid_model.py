@@ -10,8 +10,6 @@ head; for Mamba-2 G groups, N state size, I inner size, C channels and k taps of
 size F.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 

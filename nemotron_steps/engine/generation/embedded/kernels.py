@@ -7,8 +7,6 @@ takes 16 queries at once, and a row has but two of most models.
 Imported only where there is a CUDA device, and by the test that runs it in Triton's interpreter.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

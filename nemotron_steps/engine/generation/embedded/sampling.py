@@ -5,8 +5,6 @@ generator: SplitMix64 (Steele, Lea and Flood, 2014) of the sequence's own key an
 device and in every batch.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

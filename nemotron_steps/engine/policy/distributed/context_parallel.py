@@ -4,8 +4,6 @@ For attention tokens are exchanged for heads (DeepSpeed Ulysses, arXiv 2309.1450
 than ranks are sent to several ranks; fewer query heads part the queries (docs/internals/more_ranks_than_heads.md).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

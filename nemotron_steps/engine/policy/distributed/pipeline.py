@@ -4,8 +4,6 @@ One forward, one backward (PipeDream-flush, arXiv 2006.09503). Every stage plans
 never sent.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 

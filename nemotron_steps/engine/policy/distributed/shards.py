@@ -1,7 +1,5 @@
 """Which part of each parameter a rank holds, and whole tensors from all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any

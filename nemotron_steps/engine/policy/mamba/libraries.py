@@ -4,8 +4,6 @@ Each is tried once against the plain code, forwards and backwards: versions diff
 some GPUs. The choice is logged and kept, unless it was made for want of memory.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import logging

@@ -6,8 +6,6 @@ Chunks never span two rows, so nothing of one row enters another's arithmetic. d
 Shapes: T tokens, H heads of P, G groups of N (heads of a group share B and C); a chunk has Q tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ routed = up_latent(Σ_k weight_k · expert_k(down_latent(x)))        the latent 
 result = routed + shared(x)                                        a shared expert where it has one
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Softmax over all experts (Qwen3-MoE) or sigmoid scores (Nemotron 3). A bias that
 an auxiliary loss (arXiv 2408.15664). Experts that the generator chose can be replayed (arXiv 2510.11370).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The public blend file: the data sets of a blend and their weights, as JSON, of the whole or of each split."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping

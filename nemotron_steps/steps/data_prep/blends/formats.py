@@ -3,8 +3,6 @@
 Nothing here holds more than one row, or one batch of a columnar file.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

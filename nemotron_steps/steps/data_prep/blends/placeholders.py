@@ -4,8 +4,6 @@
 The questions are put in a table on disk when the first placeholder is met.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

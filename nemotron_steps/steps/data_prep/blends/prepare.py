@@ -1,8 +1,6 @@
 """A whole preparation: sources to split files, every row accounted for, in memory that no source's size changes. A
 preparation that was killed goes on with the shards that are missing."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence

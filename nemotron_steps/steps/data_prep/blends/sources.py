@@ -3,8 +3,6 @@
 Not for their rows: see `formats`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ a weight above 1 repeats are repeated for training alone. The data sets that a b
 weighted and repeated by themselves, and nothing is cut from the rest for it.
 """
 
-from __future__ import annotations
-
 import heapq
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Every shard of a preparation, over processes; shards that an earlier attempt finished are not made again."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,8 +1,6 @@
 """Chats in which an agent that knows the fault solves tasks of made-up packages: what supervised training learns the
 harness from. Nothing runs: what the tools answer follows from the files alone."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Mapping, Sequence

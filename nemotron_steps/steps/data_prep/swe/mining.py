@@ -3,8 +3,6 @@
 A fault that no test notices, or that keeps the tests from ending, makes no task.
 """
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import re

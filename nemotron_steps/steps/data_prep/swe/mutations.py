@@ -8,8 +8,6 @@
 The text around the change stays as it is, so that undoing it is a patch of one line.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass

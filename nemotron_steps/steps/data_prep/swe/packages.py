@@ -2,8 +2,6 @@
 here, for models that are too small for real ones: modules of one-line functions.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import operator

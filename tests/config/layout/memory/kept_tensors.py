@@ -1,7 +1,5 @@
 """What autograd keeps of a policy's forward pass, counted: bytes of distinct storages, weights left out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Counts the memory of tensors on CPU, where no allocator does."""
 
-from __future__ import annotations
-
 import weakref
 
 import torch

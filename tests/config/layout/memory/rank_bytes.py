@@ -4,8 +4,6 @@ A program of its own: given a file of [model folder, `policy.*`, number of ranks
 the last rank of each hold.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """config.json of public models, as much of it as memory depends on, and a config's values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 NANO_30B: dict[str, Any] = {

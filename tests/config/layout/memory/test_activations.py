@@ -1,7 +1,5 @@
 """What a forward pass keeps for its gradients, predicted and counted: within 15 %."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """How a step's rollouts are cut into micro-batches, in tokens."""
 
-from __future__ import annotations
-
 import pytest
 
 from nemotron_steps.config.layout.memory.settings import BatchArithmetic, MemorySettings

@@ -4,8 +4,6 @@ Every function of the path is the real one, told that its tensors are on a GPU: 
 there. Only the kernels themselves are not launched, so the numbers mean nothing and the shapes do.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Which parts are on a GPU together, in which phase."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

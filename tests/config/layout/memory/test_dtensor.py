@@ -1,7 +1,5 @@
 """The memory of the dtensor policy, which cuts everything in float32 over its ranks: by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from nemotron_steps.config.layout.memory.policy import Taken, stage_memory

@@ -1,7 +1,5 @@
 """Weights and caches of generators, predicted and counted; what vLLM's share of a GPU has to hold."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

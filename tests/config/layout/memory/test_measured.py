@@ -1,7 +1,5 @@
 """Predictions against what was measured on GPUs: within 15 %."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The hint for what does not fit: it plans when pasted, and begins with what an expert would try."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

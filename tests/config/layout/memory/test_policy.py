@@ -1,7 +1,5 @@
 """Weights, gradients and optimizer state of ranks, predicted and counted: to the byte."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

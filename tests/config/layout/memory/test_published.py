@@ -1,8 +1,6 @@
 """Configs with models as large as they say: one_gpu and one_node on GPUs of 80 GB, and the published recipes' own
 models on their own GPUs and on H100s: what does not fit there, and why."""
 
-from __future__ import annotations
-
 import pytest
 
 from nemotron_steps.config.layout.memory.devices import step_memory

@@ -1,7 +1,5 @@
 """What memory depends on, read from a config: whatever it leaves out is as its schema says."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 

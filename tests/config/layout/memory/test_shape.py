@@ -1,7 +1,5 @@
 """Parameters are counted as the models have them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The memory of distillation's teachers: against what models and passes were counted to take, and by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

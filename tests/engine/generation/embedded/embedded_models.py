@@ -1,7 +1,5 @@
 """Random tiny transformers models, dense and hybrid, with biases and norms that are not zeros and ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The embedded generator on a GPU: the same results as on the CPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The embedded generator: logprobs, seeds, groups, stops, cancellation, weight updates, continuous batching."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Decoding with the CUDA kernels, run in Triton's interpreter: the same tokens as operator by operator."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Nemotron-H in the embedded generator: transformers' numbers, whatever shares a prompt, joins, leaves or changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

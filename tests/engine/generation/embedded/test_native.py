@@ -1,7 +1,5 @@
 """Decoding by the kernel in C: what the operators give, and bit for bit the same in any batch, on any threads."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Prompts computed once, shared prefixes, and the grid that shares them while decoding."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

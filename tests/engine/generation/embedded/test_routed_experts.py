@@ -1,7 +1,5 @@
 """The experts that a generator chose, as they come with its completions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

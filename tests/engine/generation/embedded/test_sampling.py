@@ -1,7 +1,5 @@
 """Sampling: distribution, truncation, mixed batches and random streams."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """A tiny Qwen3 and engines of it, and what samples of them are compared with."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

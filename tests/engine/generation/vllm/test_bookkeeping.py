@@ -1,7 +1,5 @@
 """What is kept beside a vLLM engine: versions, sleep, and which weights travel. No engine, no vLLM."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

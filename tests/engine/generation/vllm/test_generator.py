@@ -1,7 +1,5 @@
 """A real vLLM engine on this machine: parity with a full forward pass through many weight updates."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -3,8 +3,6 @@
 One engine in this process, as on any CPU, for all tests but that of bfloat16.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

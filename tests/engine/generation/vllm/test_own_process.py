@@ -1,7 +1,5 @@
 """vLLM's whole engine in a process of its own: weights by offer, versions of tokens, and how it ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

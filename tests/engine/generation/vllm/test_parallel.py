@@ -3,8 +3,6 @@
 The model is a mixture of experts, whose reloading is a matter of its own (vllm_worker.py).
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

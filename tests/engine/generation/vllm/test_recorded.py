@@ -1,7 +1,5 @@
 """The experts that a real vLLM's tokens went through, as completions have them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -5,8 +5,6 @@ python3 -m tests.engine.policy.attention.attention_on_gpu [--time]
 Prints a JSON object a case; ends with 1 when one is wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """Which kernels attend: our own where they work, else torch's; a part of the queries alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

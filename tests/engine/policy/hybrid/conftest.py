@@ -1,7 +1,5 @@
 """Tiny hybrids on disk."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.models.hybrid_twins import write_hybrid

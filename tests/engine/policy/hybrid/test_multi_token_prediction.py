@@ -1,7 +1,5 @@
 """Training of multi-token prediction, against transformers' layers put together here as DeepSeek-V3 describes it."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What training a hybrid must not depend on, what it must keep, and what generators get of it."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

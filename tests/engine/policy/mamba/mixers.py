@@ -1,7 +1,5 @@
 """A mixer of transformers, ours with its weights, and ours cut over two ranks."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The recurrences written out token by token, for rows that may continue others; and as libraries document theirs."""
 
-from __future__ import annotations
-
 import math
 
 import torch

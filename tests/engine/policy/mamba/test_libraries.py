@@ -1,8 +1,6 @@
 """Libraries' scan, convolution and norm, called as they document it, give the plain code's results; what does not
 work is left alone."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from types import ModuleType, SimpleNamespace

@@ -1,7 +1,5 @@
 """The mixer gives what transformers' gives, row by row, on one rank and on several."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """Scan and convolution give what the recurrences give, token by token, and so do their gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import example, given, settings

@@ -1,7 +1,5 @@
 """Mixtures of experts: the frozen float32 router, and balancing by bias."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Experts that the generator chose, replayed by the policy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

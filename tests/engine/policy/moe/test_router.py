@@ -1,7 +1,5 @@
 """The router against its rules written as loops, and experts against transformers, replayed and balanced."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Preparations over plain folders, with parts small enough that a few rows are many of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

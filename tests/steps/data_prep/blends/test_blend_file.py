@@ -1,7 +1,5 @@
 """Blend files: what they name, what their weights do, and what is said of a wrong one."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

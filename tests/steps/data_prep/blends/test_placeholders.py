@@ -1,7 +1,5 @@
 """Placeholders of public blends are filled in from the data sets that they name, and every other field stays."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

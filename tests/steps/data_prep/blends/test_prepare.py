@@ -1,7 +1,5 @@
 """Every row of every source is written, or counted and named; nothing depends on how the work was cut up."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

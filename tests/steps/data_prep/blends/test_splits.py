@@ -1,7 +1,5 @@
 """Whole groups of rows dealt out to splits."""
 
-from __future__ import annotations
-
 import pytest
 
 from nemotron_steps.config.schema.data_prep import SplitRows

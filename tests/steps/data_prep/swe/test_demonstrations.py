@@ -1,7 +1,5 @@
 """What of a file a solution looks at before it changes a line."""
 
-from __future__ import annotations
-
 import pytest
 
 from nemotron_steps.steps.data_prep.swe.demonstrations import _unique

@@ -1,7 +1,5 @@
 """What of a folder is a package, its modules and its tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
