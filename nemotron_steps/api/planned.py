@@ -22,7 +22,7 @@ from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.config.locations import variables_set
 from nemotron_steps.config.profiles import Profile
 from nemotron_steps.errors import RequestError
-from nemotron_steps.session.fan_out import quoted
+from nemotron_steps.session.pipelines import quoted
 from nemotron_steps.session.run import plan_run
 from nemotron_steps.session.run_request import RunRequest
 from nemotron_steps.session.session import Session
