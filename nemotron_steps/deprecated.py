@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 MOVED: dict[str, str] = {
     "api.grpo": "api.training",
+    "api.running": "api.planned",
     "engine.native": "engine.kernels",
     "config.schema.difficulty": "config.schema.eval",
     "config.schema.genrm": "config.schema.sft",

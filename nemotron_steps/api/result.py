@@ -16,11 +16,13 @@ from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import RequestError, UnknownNameError
+from nemotron_steps.manifest.registry import load_registry
 from nemotron_steps.runs.log_format import in_words, number, seconds
 from nemotron_steps.runs.report.data import RunReport, read_report
 from nemotron_steps.runs.report.svg import curve, headlines
 from nemotron_steps.runs.run_folder import DONE, KILLED, get_run, run_file
 from nemotron_steps.session.jobs import AT_WORK, JobView
+from nemotron_steps.session.publish import is_model
 
 # Colours that can be read on a light page and on a dark one: a notebook's theme is not known here.
 _STYLE = (
@@ -97,6 +99,12 @@ class StepRun:
     """Examples of what the policy answered."""
 
 
+def model_ports(made: Mapping[str, Artifact]) -> list[str]:
+    """The ports of a step's outputs that are models."""
+    types = load_registry().types
+    return [port for port, each in made.items() if is_model(each.type, types)]
+
+
 class Result:
     """A run of a home. Everything is read from its folder when it is asked for, and kept once it is over.
 
@@ -120,8 +128,7 @@ class Result:
             with suppress(UnknownNameError):  # of a run elsewhere that ended early
                 run_file(self._store, self.id, name)
         report = read_report(self.folder, self._store)
-        if over:
-            self._read = report
+        self._read = report if over else None
         return report
 
     @property
@@ -209,18 +216,15 @@ class Result:
         """Copy the model of the last step asked for that makes one into a new or empty folder, verified; that folder.
 
         Raises UnknownNameError where that step made none, or several: `outputs[PORT].save` has any."""
-        from nemotron_steps.manifest.registry import load_registry
-        from nemotron_steps.session.publish import is_model
-
-        types, asked = load_registry().types, [step for step in self._report.steps if step.key in self._report.goals]
-        making = [s.key for s in asked if any(is_model(each, types) for each in s.plan.get("produces", {}).values())]
-        made = self.steps[making[-1]].outputs if making else {}
-        models = {port: each for port, each in made.items() if is_model(each.type, types)}
+        steps = self.steps
+        making = [key for key in self._report.goals if model_ports(steps[key].outputs)]
+        made = steps[making[-1]].outputs if making else {}
+        models = model_ports(made)
         if len(models) != 1:
             hints = [f"result.outputs[{port!r}].save({os.fspath(folder)!r})" for port in models or self.outputs]
             what = f"run '{self.id}' made {'several models at once' if models else 'no model'}"
             raise UnknownNameError(what, found=", ".join(models or self.outputs) or "no output", hints=hints)
-        return next(iter(models.values())).save(folder)
+        return made[models[0]].save(folder)
 
     @property
     def summary(self) -> dict[str, Any]:

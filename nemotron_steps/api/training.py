@@ -6,7 +6,6 @@ caching, lineage, resuming and every config key are those of the step.
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -46,13 +45,11 @@ def data_reference(dataset: Any, folder: Path, *, argument: str = "dataset", of_
     if isinstance(dataset, str | os.PathLike):
         return os.fspath(dataset)
     if isinstance(dataset, Mapping):
-        names = ", ".join(map(str, dataset))
         raise DataError(
             "one data set is wanted, and this is a mapping of several, or a single row",
             where=argument,
             expected="rows, or a path",
-            found=f"{type(dataset).__name__} of {names[:120]}",
-            hints=tuple(f"{argument}={argument}[{name!r}]" for name in list(dataset)[:1]),
+            found=f"{type(dataset).__name__} of {', '.join(map(str, dataset))[:120]}",
         )
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
@@ -98,7 +95,6 @@ def _rows(dataset: Any, argument: str) -> Iterator[Any]:
             where=argument,
             expected="a list of rows, a datasets.Dataset, a DataFrame, or the path of a file or folder",
             found=type(dataset).__name__,
-            hints=(f"{argument}={argument}.collect()",) if callable(getattr(dataset, "collect", None)) else (),
         )
 
 
@@ -109,17 +105,14 @@ def _line(row: Any, number: int, argument: str, of_prompts: bool) -> bytes:
             where=f"{argument}, row {number}",
             expected=f"a row like {_CORRECT}",
             found=f"{type(row).__name__} {str(row)[:80]!r}",
-            hints=(f'{argument}=[{{"prompt": text}} for text in {argument}]',) if isinstance(row, str) else (),
         )
     if number == 1 and of_prompts and not prompt_layout(row)[1] and not has_pair(row):
-        texts = [name for name, value in row.items() if isinstance(value, str)]
-        texts.sort(key=lambda name: -len(row[name]))
         raise DataError(
             "nothing in the rows is a prompt",
             where=f"{argument}, row 1",
             expected=f"a row like {_CORRECT}",
             found="columns " + ", ".join(map(str, row))[:200],
-            hints=[f'{argument}=[{{**row, "prompt": row["{name}"]}} for row in {argument}]' for name in texts[:2]],
+            hints=(f'{argument}=[{{**row, "prompt": row["COLUMN"]}} for row in {argument}]',),
         )
     cells = {str(name): _cell(value, f"{argument}, row {number}, column {name}") for name, value in row.items()}
     # A text may hold half of a surrogate pair, which JSON has as an escape.
@@ -128,29 +121,27 @@ def _line(row: Any, number: int, argument: str, of_prompts: bool) -> bytes:
 
 def _cell(value: Any, where: str) -> Any:
     """A value as JSON has it; a missing number or date of a table is null."""
-    if isinstance(value, bool | int | str) or value is None:
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+    try:
+        return json.loads(json.dumps(value, default=_plain), parse_constant=lambda _: None)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            "the value has no form in JSON",
+            where=where,
+            expected="texts, numbers, lists and mappings of them",
+            found=str(error),
+            hints=("leave the column out of the rows",),
+        ) from error
+
+
+def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _cell(item, where) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_cell(item, where) for item in value]
-    if callable(getattr(value, "model_dump", None)):  # pydantic, as OpenAI's messages
-        return _cell(value.model_dump(), where)
-    if callable(getattr(value, "tolist", None)):  # numpy
-        return _cell(value.tolist(), where)
+        return dict(value)
     if type(value).__name__ in ("NAType", "NaTType"):  # pandas; its missing date has an isoformat
         return None
-    if callable(getattr(value, "isoformat", None)):  # dates
-        return str(value.isoformat())
-    raise DataError(
-        "the value has no form in JSON",
-        where=where,
-        expected="texts, numbers, lists and mappings of them",
-        found=f"{type(value).__module__}.{type(value).__qualname__}",
-        hints=("leave the column out of the rows",),
-    )
+    for method in ("model_dump", "tolist", "isoformat"):  # pydantic, as OpenAI's messages; numpy; dates
+        if callable(getattr(value, method, None)):
+            return getattr(value, method)()
+    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__}")
 
 
 _GIVEN = "given"
@@ -170,11 +161,13 @@ class _Asked(Runnable):
     DATA: ClassVar[str]
     """The port of the rows."""
     OTHER_NAMES: ClassVar[Mapping[str, str]] = {
+        "target": "run(TARGET, inputs={PORT: REF})",
+        "inputs": "model, dataset and validation",
         "train_dataset": "dataset",
-        "rows": "dataset",
         "eval_dataset": "validation",
+        "reward_funcs": "rewards",
     }
-    """Arguments as others call them."""
+    """Arguments as others call them → what is meant here."""
 
     def __init__(
         self,
@@ -189,17 +182,9 @@ class _Asked(Runnable):
         over: Over = (),
         **sections: Any,
     ) -> None:
-        if taken := [name for name in ("target", "inputs") if name in sections]:
-            raise RequestError(
-                f"{type(self).__name__} names its step and inputs itself",
-                where=", ".join(taken),
-                expected="model, dataset and validation",
-                hints=(f"run({self.STEP!r}, inputs={{{self.MODEL!r}: MODEL, {self.DATA!r}: DATA}})",),
-            )
         for name, here in self.OTHER_NAMES.items():
             if name in sections:
-                what = f"{type(self).__name__} has no argument '{name}'"
-                raise RequestError(what, where=name, expected=here, hints=(f"{here}=…",))
+                raise RequestError(f"{type(self).__name__} has no argument '{name}'", where=name, expected=here)
         self._session = session_of(home)
         self._rows = self._session.store.backend.local(_GIVEN) / "data"
         inputs = {self.MODEL: model, self.DATA: self._reference(dataset, "dataset")}
@@ -216,11 +201,6 @@ class _Asked(Runnable):
         )
         self._complete(may_split=validation is None and not isinstance(dataset, str | os.PathLike | Artifact))
 
-    @property
-    def command(self) -> str:
-        """The same on the command line, after `steps run`."""
-        return self._request.redacted().typed
-
     def plan(self) -> Planned:
         """Type-check it; see `nemotron_steps.plan`. PlanError with every problem found."""
         return Planned(self._session, self._request)
@@ -229,8 +209,11 @@ class _Asked(Runnable):
         return data_reference(dataset, self._rows, argument=argument, of_prompts=self.DATA == "prompts")
 
     def _config(self, profile: Profile | None) -> str | None:
-        """Of the step, where none is named."""
-        return _config_for(profile)
+        """Of the step, where none is named: `one_gpu` where there is a GPU that may be used, else `cpu`."""
+        if profile is not None and not profile.on_this_machine:
+            return "cpu" if profile.gpus_per_node == 0 else "one_gpu"
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        return "one_gpu" if not hidden and any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"
 
     def _complete(self, *, may_split: bool) -> None:
         """Add to the request what follows from it; `may_split`: some of the rows may be kept from the training."""
@@ -243,7 +226,6 @@ class _Graded(_Asked):
     """One whose rows are graded."""
 
     DATA = "prompts"
-    OTHER_NAMES: ClassVar = {**_Asked.OTHER_NAMES, "reward_funcs": "rewards"}
 
     @arguments_of(_Asked.__init__)
     def __init__(
@@ -258,8 +240,7 @@ class _Graded(_Asked):
         **request: Any,
     ) -> None:
         given = request.get("reward")
-        named = given if isinstance(given, list | tuple) else [given]
-        if not all(each is None or isinstance(each, str | Mapping) for each in named):  # no names, as the config's key
+        if any(map(callable, given if isinstance(given, list | tuple) else [given])):  # no names, as the config's key
             if rewards is not None:
                 raise RequestError("rewards are given twice", where="reward, rewards", hints=("rewards=[…]",))
             rewards = request.pop("reward")
@@ -424,11 +405,3 @@ def _named(
         {"function": function_reference(reward, folder, position), "weight": share}  # type: ignore[arg-type]
         for position, (reward, share) in enumerate(zip(each, shares, strict=True))
     ]
-
-
-def _config_for(profile: Profile | None) -> str:
-    """`one_gpu` where there is a GPU that may be used, else `cpu`."""
-    if profile is not None and not profile.on_this_machine:
-        return "cpu" if profile.gpus_per_node == 0 else "one_gpu"
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    return "one_gpu" if not hidden and any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"

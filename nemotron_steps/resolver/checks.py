@@ -5,7 +5,7 @@ A check looks only at keys that are there, so that it holds for any step that ha
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,8 @@ from nemotron_steps.config.layout.model_limits import POLICY, lengths_of, limit_
 from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.config.layout.other_models import ModelViolations, teacher_violations
 from nemotron_steps.config.layout.parallel_config import TEACHERS, ParallelConfig, read_teachers
+from nemotron_steps.config.names import nearest
+from nemotron_steps.errors import did_you_mean
 from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.resolver.layout import (
     generators_have_gpus,
@@ -28,8 +30,16 @@ from nemotron_steps.resolver.layout import (
     vllm_fits,
 )
 from nemotron_steps.resolver.plan import InputSource, SuppliedInput
-from nemotron_steps.resolver.problems import AttributeConflict, ModelLimitProblem, PlanProblem
+from nemotron_steps.resolver.problems import (
+    AttributeConflict,
+    ModelLimitProblem,
+    ParameterProblem,
+    PlaceholderValue,
+    PlanProblem,
+)
 from nemotron_steps.resolver.request import StepConfig
+
+_PLACEHOLDER = re.compile(r"\?\?\?|/?path/to/.*|<(your|path)[^<>]*>|(TODO|FIXME|CHANGE_?ME)\b.*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -52,18 +62,20 @@ class CheckSubject:
         value = self.config.flat.get(key)
         return value if type(value) is int else None
 
+    def recorded(self, port: str) -> Mapping[str, Any]:
+        """What is recorded of the artifact at a port."""
+        return self.artifacts.get(port, {})
+
+    @cached_property
+    def ports(self) -> dict[str, str]:
+        """Config key → the port that is bound to it."""
+        return {key: port.name for port in self.manifest.consumes for key in port.bindings}
+
     @cached_property
     def teachers(self) -> dict[str, str]:
         """Teacher → the port that brings it."""
         prefix = f"{TEACHERS}."
-        bound = ((key, port.name) for port in self.manifest.consumes for key in port.bindings)
-        return {key.removeprefix(prefix): name for key, name in bound if key.startswith(prefix)}
-
-    @cached_property
-    def teacher_models(self) -> dict[str, ModelSpec]:
-        """Teacher → its model, where it is known."""
-        known = {name: ModelSpec.from_attributes(self.artifacts.get(port, {})) for name, port in self.teachers.items()}
-        return {name: facts for name, facts in known.items() if facts is not None}
+        return {key.removeprefix(prefix): port for key, port in self.ports.items() if key.startswith(prefix)}
 
     @cached_property
     def get(self) -> Callable[[str], Any]:
@@ -80,7 +92,7 @@ class CheckSubject:
 
     def where(self, key: str) -> str | None:
         """What set a config key."""
-        return self.config.where(key)
+        return self.config.origin(key)
 
     def folder(self, port: str) -> str | None:
         """The user's folder whose config.json and tokenizer the model of a port has; None where there is none."""
@@ -101,7 +113,8 @@ class CheckSubject:
     @cached_property
     def teacher_violations(self) -> tuple[ModelViolations, ...]:
         """What the layouts of distillation's teachers do not fit of their models."""
-        return tuple(teacher_violations(self.sizes, self.teacher_models))
+        models = {name: ModelSpec.from_attributes(self.recorded(port)) for name, port in self.teachers.items()}
+        return tuple(teacher_violations(self.sizes, {name: model for name, model in models.items() if model}))
 
     @cached_property
     def memory(self) -> StepMemory | None:
@@ -111,22 +124,139 @@ class CheckSubject:
     @property
     def turn_ends(self) -> dict[str, tuple[str, ...]]:
         """Port of a model that writes chats → the tokens that end its turns, where they are recorded."""
-        recorded = ((port, self.artifacts.get(port, {}).get("turn_ends")) for _, port, _ in self.models)
+        recorded = ((port, self.recorded(port).get("turn_ends")) for _, port, _ in self.models)
         return {port: tuple(ends) for port, ends in recorded if ends}
 
     @cached_property
-    def models(self) -> tuple[tuple[str, str, ModelSpec], ...]:
+    def models(self) -> list[tuple[str, str, ModelSpec]]:
         """Config key, port and facts of every model that reads or writes chats, where it is known."""
-        found = []
-        for port in self.manifest.consumes:
-            key = next((key for key in port.bindings if lengths_of(key) is not None), None)
-            model = ModelSpec.from_attributes(self.artifacts.get(port.name, {})) if key is not None else None
-            if key is not None and model is not None:
-                found.append((key, port.name, model))
-        return tuple(found)
+        found: dict[str, tuple[str, str, ModelSpec]] = {}
+        for key, port in self.ports.items():
+            model = ModelSpec.from_attributes(self.recorded(port)) if lengths_of(key) is not None else None
+            if model is not None:
+                found.setdefault(port, (key, port, model))
+        return list(found.values())
 
 
 Check = Callable[[CheckSubject], Iterable[PlanProblem]]
+
+
+def is_placeholder(value: Any) -> bool:
+    """Whether a value only stands where a real one has to go (`/path/to/…`, `???`, `<your …>`)."""
+    return isinstance(value, str) and _PLACEHOLDER.fullmatch(value) is not None
+
+
+def check_parameters(manifest: StepManifest, config: StepConfig, key: str) -> Iterator[PlanProblem]:
+    """Parameters the config model does not have, and values that are not among a parameter's choices."""
+    for index, parameter in enumerate(manifest.parameters):
+        name, flat = parameter.name, config.flat
+        if config.has_key is not None and not config.has_key(name):
+            yield ParameterProblem(
+                f"parameter '{name}' of {manifest.id} is not a key of its config",
+                chain=(key,),
+                where=manifest.where("parameters", index, "name"),
+                expected=f"a key of {manifest.step.config_schema or 'its config model'}",
+                hints=did_you_mean(nearest(name, flat, 1)),
+            )
+        elif name in flat and not parameter.allows(flat[name]):
+            choices = [_shown(choice) for choice in parameter.choices]
+            yield ParameterProblem(
+                f"'{name}' of {key} is not one of its choices",
+                chain=(key,),
+                where=config.origin(name) or manifest.where("parameters", index, "choices"),
+                expected=" or ".join(choices),
+                found=_shown(flat[name]),
+                hints=tuple(f"{name}={choice}" for choice in choices[:3]),
+            )
+
+
+def check_placeholders(
+    manifest: StepManifest, config: StepConfig, key: str, fed: Container[str]
+) -> Iterator[PlanProblem]:
+    """Placeholder values, except at config keys that an input port fills in.
+
+    `fed`: input ports that have a source, or whose lack of one was reported."""
+    filled = {name for port in manifest.consumes if port.required or port.name in fed for name in port.bindings}
+    for dotted, value in config.flat.items():
+        if type(value) not in (str, list) or dotted in filled:
+            continue
+        for text in filter(is_placeholder, _texts(value)):
+            yield PlaceholderValue(
+                f"'{dotted}' of {key} still has to be filled in",
+                chain=(key,),
+                where=config.origin(dotted),
+                expected="a real value",
+                found=text,
+                hints=(f"{dotted}=VALUE",),
+            )
+
+
+def _texts(value: Any) -> list[str]:
+    """The strings in a value, at any depth of lists."""
+    if isinstance(value, list | tuple):
+        return [text for item in value for text in _texts(item)]
+    return [value] if isinstance(value, str) else []
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def check_attributes(
+    manifest: StepManifest,
+    known: Mapping[str, Mapping[str, Any]],
+    *,
+    key: str | None = None,
+    sources: Mapping[str, str] | None = None,
+) -> list[AttributeConflict]:
+    """Every requirement and constraint of a step that the attributes of its inputs break.
+
+    `known`: port → attributes of the artifact bound to it; what is missing breaks nothing. `sources`: port → where its
+    artifact comes from, for messages."""
+    key = key or manifest.id
+    sources = sources or {}
+    problems = []
+    for port in manifest.consumes:
+        have = known.get(port.name, {})
+        for name, wanted in port.attributes.items():
+            allowed = wanted if isinstance(wanted, list) else [wanted]
+            if name not in have or have[name] in allowed:
+                continue
+            source = [sources[port.name]] if port.name in sources else []
+            problems.append(
+                AttributeConflict(
+                    f"'{port.name}' of {key} needs another {name}",
+                    chain=[*source, f"{key}.{port.name}"],
+                    where=manifest.where_input(port.name, "attributes", name),
+                    expected=" or ".join(str(value) for value in allowed),
+                    found=str(have[name]),
+                )
+            )
+    for index, constraint in enumerate(manifest.constraints):
+        values = [
+            (f"{port}.{name}", known[port][name], port)
+            for place, name in constraint.terms
+            for port in known
+            if (port == place or port.startswith(f"{place}.")) and name in known[port]  # PORT.NAME: a port takes many
+        ]
+        for term, value, place in values[1:]:
+            first_term, first_value, first = values[0]
+            if value == first_value:
+                continue
+            problems.append(
+                AttributeConflict(
+                    constraint.description or f"{first_term} and {term} must be the same in {key}",
+                    chain=(
+                        f"{sources.get(first, first)} and {sources.get(place, place)}",
+                        f"{key}.{first} and {key}.{place}",
+                    ),
+                    where=manifest.where("constraints", index),
+                    expected=f"{term} = {first_value} (as {first_term})",
+                    found=str(value),
+                    hints=(f"--input {place}=PATH   # another one",) if "." in place else (),
+                )
+            )
+    return problems
 
 
 def model_limits(subject: CheckSubject) -> Iterator[PlanProblem]:
@@ -147,7 +277,7 @@ def models_are_described(subject: CheckSubject) -> Iterator[PlanProblem]:
     """What config.json of a model says of its layers and sizes can be (config/families.py). Told of the input that
     the user gave, and not again of what is made from it."""
     for port, source in subject.inputs.items():
-        recorded = subject.artifacts.get(port, {})
+        recorded = subject.recorded(port)
         family = FAMILIES.get(str(recorded.get("model_type")))
         if not isinstance(source, SuppliedInput) or family is None:
             continue
@@ -209,7 +339,7 @@ def prompts_are_graded(subject: CheckSubject) -> Iterator[PlanProblem]:
         return
     for port in subject.manifest.consumes:
         by_config = flat.get(f"{of_sets}.{port.name.partition('.')[2]}") is not None
-        if by_config or subject.artifacts.get(port.name, {}).get("environments", True):
+        if by_config or subject.recorded(port.name).get("environments", True):
             continue
         compared = any(each.name == "reward_model" and each.required for each in subject.manifest.consumes)
         environment = "genrm_compare" if compared else "NAME   # one that `steps env list` shows"
@@ -230,7 +360,7 @@ def judges_are_asked_as_trained(subject: CheckSubject) -> Iterator[PlanProblem]:
     """A generative reward model compares answers that are laid out as in its training data."""
     judge, settings = "env.nemo_gym.genrm_model.", "env.nemo_gym.environments."
     for port in subject.manifest.consumes:
-        trained = subject.artifacts.get(port.name, {}).get("comparison_layout")
+        trained = subject.recorded(port.name).get("comparison_layout")
         if trained is None or not any(key.startswith(judge) for key in port.bindings):
             continue
         flat = subject.config.flat
@@ -252,7 +382,7 @@ def sorted_data_is_served_in_order(subject: CheckSubject) -> Iterator[PlanProble
     if subject.config.flat.get("data.shuffle") is not True:
         return
     for port in subject.manifest.consumes:
-        order = subject.artifacts.get(port.name, {}).get("order")
+        order = subject.recorded(port.name).get("order")
         if order is not None:
             yield AttributeConflict(
                 f"'{port.name}' of {subject.key} is sorted by {order}, and would be shuffled",

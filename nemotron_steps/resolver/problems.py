@@ -5,6 +5,14 @@ from typing import Any, ClassVar
 
 from nemotron_steps.errors import ArtifactError, PlanError, StepsError
 
+ROWS = {
+    "rl_prompts": '{"prompt": "What is 1 + 1?", "answer": "2"}',
+    "sft_chats": '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}',
+    "packed_chats": '{"input_ids": [5, 7, 2], "loss_mask": [0, 1, 0], "seq_start_id": [0]}',
+    "preference_pairs": '{"prompt": "…", "chosen": "…", "rejected": "…"}',
+}
+"""What one row of a data set of each type looks like."""
+
 
 class PlanProblem(PlanError):
     """One thing wrong with a chain. `chain` names the steps and ports involved, first to last."""

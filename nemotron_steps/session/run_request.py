@@ -48,13 +48,9 @@ class RunRequest:
 
         shown = redact_text(self.name)
         if shown != self.name or not RUN_NAME.fullmatch(shown):
-            near = re.sub("[^A-Za-z0-9._]+", "-", shown).strip("-")[:64]
+            expected = "at most 64 letters, digits, `.`, `_` and `-`; not `latest`, no secret, no `-` first"
             raise UsageError(
-                "this cannot name a run",
-                where="--name",
-                expected="at most 64 letters, digits, `.`, `_` and `-`; not `latest`, no secret, no `-` first",
-                found=shown,
-                hints=(f"--name {near if RUN_NAME.fullmatch(near) else 'NAME'}",),
+                "this cannot name a run", where="--name", expected=expected, found=shown, hints=("--name NAME",)
             )
 
     def to_dict(self) -> dict[str, Any]:
