@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 MOVED: dict[str, str] = {
     "api.grpo": "api.training",
     "engine.native": "engine.kernels",
+    "config.mirrors": "config.profiles",
     "config.schema.difficulty": "config.schema.eval",
     "config.schema.genrm": "config.schema.sft",
     "config.schema.sft_packing": "config.schema.sft",
