@@ -15,6 +15,7 @@ MOVED: dict[str, str] = {
     "api.grpo": "api.training",
     "api.running": "api.planned",
     "engine.native": "engine.kernels",
+    "config.mirrors": "config.profiles",
     "config.schema.difficulty": "config.schema.eval",
     "config.schema.genrm": "config.schema.sft",
     "config.schema.sft_packing": "config.schema.sft",

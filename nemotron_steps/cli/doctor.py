@@ -207,9 +207,9 @@ def _plugins() -> Iterator[Finding]:
     from nemotron_steps.errors.entry_points import entry_points
     from nemotron_steps.errors.plugins import unusable
 
-    for kind, args in (("environments", None), ("executors", 0)):
+    for kind in ("environments", "executors"):
         for point in entry_points(f"nemotron_steps.{kind}"):
-            if (why := unusable(point.value, args)) is not None:
+            if (why := unusable(point.value)) is not None:
                 package = point.dist.name if point.dist is not None else "an unnamed package"
                 detail = f"{point.name} of {package} cannot be loaded: {why[0]} ({point.value})"
                 yield Finding(kind.rstrip("s"), FAILED, detail, f"pip uninstall {package}")

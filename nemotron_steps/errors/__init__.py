@@ -187,6 +187,14 @@ class ConfigError(_ManyProblems):
     code = "E200"
 
 
+def raise_problems(problems: Sequence[ConfigError], subject: str) -> None:
+    """Raise nothing, the only problem, or one ConfigError that carries them all."""
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise ConfigError(f"{len(problems)} mistakes in {subject}", problems=problems)
+
+
 class PlanError(_ManyProblems):
     """A chain does not type-check. `problems` holds every problem found, not just the first."""
 

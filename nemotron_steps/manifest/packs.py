@@ -26,12 +26,12 @@ BUILT_IN = "nemotron_steps"
 _NOT_TOML = re.compile(r"(?P<stem>.+)\.(?:tml|tom|toml\.txt|toml)", re.IGNORECASE)
 _NOT_YAML = re.compile(r"(?P<stem>.+)\.(?:yml|yam|yaml\.txt|yml\.txt|yaml)", re.IGNORECASE)
 """Names of files that were meant to be read, and are not."""
-_CODE: Mapping[str, tuple[int | None, str]] = {
-    "entry": (1, "a function of (context)"),
-    "preflight": (2, "a function of (config, inputs)"),
-    "config_schema": (None, "a pydantic model"),
+_CODE = {
+    "entry": "a function of (context)",
+    "preflight": "a function of (config, inputs)",
+    "config_schema": "a pydantic model",
 }
-"""Key of `[step]` → how many arguments what it names is called with, and what it is."""
+"""Key of `[step]` → what it names."""
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "config", "configs", "node_modules", "site-packages"})
 
 
@@ -172,9 +172,9 @@ def find_packs(
 
 def unusable_code(step_id: str, named: Mapping[str, Any], where: Callable[..., str]) -> Iterator[ManifestError]:
     """What a `[step]` table names as code and its source says that it cannot be; nothing is imported."""
-    for key, (arguments, expected) in _CODE.items():
+    for key, expected in _CODE.items():
         reference = named.get(key)
-        why = unusable(reference, arguments) if isinstance(reference, str) else None
+        why = unusable(reference) if isinstance(reference, str) else None
         if why is not None:
             there = why[1] != str(reference).partition(":")[0]
             install = "pip install -e PACK   # its package, or put the folder that holds it on PYTHONPATH"

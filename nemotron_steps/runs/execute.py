@@ -59,7 +59,7 @@ from nemotron_steps.runs.trackers.base import ExperimentTracker
 from nemotron_steps.stopping import deferred, interruptible, stop_if_asked, was_interrupted
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.mirrors import MirrorSettings
+    from nemotron_steps.config.profiles import MirrorSettings
 
 
 _LOG = logging.getLogger(__name__)

@@ -17,8 +17,7 @@ from nemotron_steps.session.run_request import UsageError
 
 if TYPE_CHECKING:
     from nemotron_steps.artifacts.store import ArtifactStore
-    from nemotron_steps.config.mirrors import MirrorSettings
-    from nemotron_steps.config.profiles import Profile
+    from nemotron_steps.config.profiles import MirrorSettings, Profile
     from nemotron_steps.config.search import SearchPath
     from nemotron_steps.manifest.models import StepManifest
     from nemotron_steps.manifest.pipeline_models import PipelineManifest

@@ -3,7 +3,7 @@
 import pytest
 
 from nemotron_steps.config.profiles import RunTable
-from nemotron_steps.config.published.translate import translate
+from nemotron_steps.config.published import translate
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.validation import has_key
 from nemotron_steps.environments.agents import AGENTS

@@ -105,15 +105,9 @@ class Section(BaseModel):
         for key, mark in _marks(type(self))[0]:
             for changed, default in () if mark.holds(self) else changed_keys(self, key):
                 unmet.setdefault(changed, Rule(changed, "", to_default(changed, default), mark))
-        raise_if_broken([*unmet.values(), *self._broken_rules()])
+        if broken := [*unmet.values(), *self._broken_rules()]:
+            raise BrokenRulesError(broken)
         return self
-
-
-def raise_if_broken(rules: Iterable[Rule]) -> None:
-    """BrokenRulesError with all rules, if there are any; for validators of values that are not a section yet."""
-    broken = list(rules)
-    if broken:
-        raise BrokenRulesError(broken)
 
 
 def changed_keys(values: Section, key: str = "") -> Iterator[tuple[str, Any]]:

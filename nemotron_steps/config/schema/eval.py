@@ -9,7 +9,7 @@ from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.config.schema.reward import RewardedConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, DataFileConfig, EnvConfig, PromptFilesConfig
-from nemotron_steps.config.schema.vllm_options import of_sampling, option_rules
+from nemotron_steps.config.schema.vllm_options import option_rules, own_keys
 
 
 class EvaluationConfig(Section):
@@ -39,7 +39,7 @@ class GradingConfig(RewardedConfig):
     env: EnvConfig = EnvConfig()
 
     def _broken_rules(self) -> Iterable[Rule]:
-        return option_rules(self.generation, "generation", of_sampling("evaluation", self.MODEL))
+        return option_rules(self.generation, "generation", own_keys("evaluation", "evaluation", self.MODEL))
 
 
 class EvalConfig(GradingConfig):
@@ -107,4 +107,4 @@ class DifficultyConfig(RewardedConfig):
     cluster: Annotated[ClusterConfig, OPERATIONAL] = ClusterConfig()
 
     def _broken_rules(self) -> Iterable[Rule]:
-        return option_rules(self.generation, "generation", of_sampling("difficulty", "model"))
+        return option_rules(self.generation, "generation", own_keys("difficulty", "difficulty", "model"))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.config.mirrors import MirrorSettings, tracker_class
+from nemotron_steps.config.profiles import MirrorSettings, tracker_class
 from nemotron_steps.errors.plugins import load_object
 from nemotron_steps.resolver.plan import Plan
 from nemotron_steps.runs.run_folder import RunFolder

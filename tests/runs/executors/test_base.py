@@ -143,7 +143,7 @@ def write_profile(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> N
             "unknown key 'node_group' in .a., whose executor is slurm: it is a key of executor lepton",
         ),
         ('executor = "slurm"\nnproc_per_node = 8', r"unknown key 'nproc_per_node' .* cluster\.\* keys"),
-        ("nodes = 2", "'nodes' in .a. is wrong"),
+        ("nodes = 2", "'nodes' has a wrong value"),
     ],
 )
 def test_keys_that_would_do_nothing_are_refused(
