@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from graphlib import CycleError, TopologicalSorter
+from functools import cache
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,8 @@ class TypeGraph:
         return tuple(sorted(other for other in self.types if other != name and self.is_a(other, name)))
 
     def _conversions(self, name: str) -> tuple[Conversion, ...]:
-        """Hops open to an artifact of type `name`, sorted by target and step: those of the nearest types at or above it
-        that declare some, one per line of descent."""
+        """Hops open to a type, sorted: those of the nearest types at or above it that declare some, one per line of
+        descent."""
         found: dict[tuple[str, str], Conversion] = {}
         queue = [name]
         for current in queue:
@@ -100,47 +99,20 @@ class TypeGraph:
 
     def _leading_to(self, wanted: str) -> Mapping[str, int]:
         """Every type that can be used as, or converted into, `wanted` → how few conversions that takes."""
-        below, before = self._reversed
-        found, hops = dict.fromkeys((wanted, *below.get(wanted, ())), 0), 0
-        level = list(found)
+        found = {wanted: 0, **{name: 0 for name in self.types if self.is_a(name, wanted)}}
+        level, hops = [*found], 0
         while level:
             hops += 1
-            level = [name for target in level for name in before.get(target, ()) if name not in found]
+            targets, left = set(level), [name for name in self.types if name not in found]
+            level = [name for name in left if not targets.isdisjoint(hop.target for hop in self.conversions(name))]
             found |= dict.fromkeys(level, hops)
         return found
 
-    @cached_property
-    def _reversed(self) -> tuple[Mapping[str, list[str]], Mapping[str, list[str]]]:
-        """Type → the types below it, and type → those that convert to it."""
-        below: dict[str, list[str]] = {}
-        before: dict[str, list[str]] = {}
-        for name in self.types:
-            for ancestor in self.ancestors(name)[1:]:
-                below.setdefault(ancestor, []).append(name)
-            for hop in self.conversions(name):
-                before.setdefault(hop.target, []).append(name)
-        return below, before
-
     def without(self, dropped: Iterable[Conversion]) -> TypeGraph:
         """The same graph without some conversions (a converter step that is missing or unusable)."""
-        gone = {(hop.source, hop.target) for hop in dropped}
-        return TypeGraph(
-            replace(
-                t,
-                convert_to=None
-                if t.convert_to is None
-                else {target: step for target, step in t.convert_to.items() if (t.name, target) not in gone},
-            )
-            for t in self.types.values()
-        )
-
-
-def find_cycle(parents: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
-    """One is_a cycle, as the types on it, child before parent, the first repeated at the end; () when there is none."""
-    try:
-        TopologicalSorter(parents).prepare()
-    except CycleError as error:
-        cycle = error.args[1][:0:-1]
-        first = cycle.index(min(cycle))
-        return (*cycle[first:], *cycle[: first + 1])
-    return ()
+        types = {**self.types}
+        for hop in dropped:
+            left = {**(types[hop.source].convert_to or {})}
+            left.pop(hop.target, None)
+            types[hop.source] = replace(types[hop.source], convert_to=left)
+        return TypeGraph(types.values())
