@@ -2,7 +2,7 @@
 
 `commit_tree` makes a folder appear whole or not at all. Locally that is one rename; on an object store, which has none,
 the files are uploaded first and `artifact.json` last, and a folder without it does not exist. Every path handed in is
-checked to stay in the home (see confinement), for a record may have named it.
+checked to stay in the home (see files), for a record may have named it.
 """
 # ruff: noqa: D102  Backend says what each method does
 
@@ -15,15 +15,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.confinement import confined, require_relative, walk
 from nemotron_steps.artifacts.files import (
+    confined,
     create_exclusive,
     hash_tree,
     remove_tree,
+    require_relative,
     seal_tree,
     set_aside,
     storage_errors,
     sync_folder,
+    walk,
     write_atomic,
 )
 from nemotron_steps.artifacts.models import MANIFEST_NAME, FileRecord
@@ -109,6 +111,10 @@ class Backend:
     def stored_files(self, path: str) -> list[FileRecord]:
         """Every file of a committed folder but its artifact.json, hashed as it is in the home, not in a local copy."""
         return hash_tree(self.local(path))
+
+    def where(self, path: str) -> str:
+        """The place of `path` in errors."""
+        return f"{self.url.rstrip('/')}/{path}"
 
     def local(self, path: str) -> Path:
         """The place of `path` on this machine, whether or not anything is there."""
@@ -200,7 +206,7 @@ class FsspecBackend(Backend):
         partial = local.with_name(f"{local.name}.{uuid.uuid4().hex[:8]}.partial")
         partial.mkdir(parents=True)
         for name in [*(record.path for record in files), MANIFEST_NAME]:
-            target = partial / require_relative(name, f"{self.url.rstrip('/')}/{path}/{MANIFEST_NAME}")
+            target = partial / require_relative(name, self.where(f"{path}/{MANIFEST_NAME}"))
             target.parent.mkdir(parents=True, exist_ok=True)
             is_there = False
             with self._asking("reading", f"{path}/{name}", FileNotFoundError):
@@ -210,7 +216,7 @@ class FsspecBackend(Backend):
                 remove_tree(partial)
                 raise ArtifactError(
                     "a file of the artifact is missing from the store",
-                    where=f"{self.url.rstrip('/')}/{path}/{name}",
+                    where=self.where(f"{path}/{name}"),
                     hints=("run the step that produced it again with --force",),
                 )
         try:
@@ -281,7 +287,7 @@ class FsspecBackend(Backend):
             cls = StorageUnreachableError if unreachable else StorageError
             raise cls(
                 "the store cannot be reached" if unreachable else f"{action} the store failed",
-                where=f"{self.url.rstrip('/')}/{path}",
+                where=self.where(path),
                 found=f"{type(error).__name__}: {error}",
                 hints=("check the credentials and the address of the store, then run the same command again",),
             ) from error

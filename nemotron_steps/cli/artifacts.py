@@ -111,14 +111,14 @@ def verify_artifacts(args: argparse.Namespace) -> int:
 
     Without a reference it looks at all there is: artifacts, records that no name leads to, and what counts as cached.
     """
-    from nemotron_steps.artifacts.integrity import Contents, Verified, verify_home
+    from nemotron_steps.artifacts.integrity import Hashed, Verified, problems, verify_home
     from nemotron_steps.runs.cache import verify_entries
 
     store = Session(args.home).store
     out = Terminal.of()
-    contents = Contents(store)
+    hashed = Hashed()
     found = (store.find(ref) for ref in args.ref)
-    looked_at = (Verified(each.ref, each.digest, tuple(contents.problems(each))) for each in found)
+    looked_at = (Verified(each.ref, each.digest, tuple(problems(store, each, hashed))) for each in found)
     results = []
     failed = None
     for each in looked_at if args.ref else chain(verify_home(store), verify_entries(store)):
