@@ -6,9 +6,10 @@ none, that of its parents; after a conversion the artifact has exactly the targe
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 
 
 @dataclass(frozen=True)
@@ -99,14 +100,25 @@ class TypeGraph:
 
     def _leading_to(self, wanted: str) -> Mapping[str, int]:
         """Every type that can be used as, or converted into, `wanted` → how few conversions that takes."""
-        found = {wanted: 0, **{name: 0 for name in self.types if self.is_a(name, wanted)}}
-        level, hops = [*found], 0
+        below, before = self._reversed
+        found, hops = dict.fromkeys((wanted, *below.get(wanted, ())), 0), 0
+        level = list(found)
         while level:
             hops += 1
-            targets, left = set(level), [name for name in self.types if name not in found]
-            level = [name for name in left if not targets.isdisjoint(hop.target for hop in self.conversions(name))]
+            level = [name for target in level for name in before.get(target, ()) if name not in found]
             found |= dict.fromkeys(level, hops)
         return found
+
+    @cached_property
+    def _reversed(self) -> tuple[Mapping[str, list[str]], Mapping[str, list[str]]]:
+        """Type → the types below it, and type → those that convert to it."""
+        below, before = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+        for name in self.types:
+            for ancestor in self.ancestors(name)[1:]:
+                below[ancestor].append(name)
+            for hop in self.conversions(name):
+                before[hop.target].append(name)
+        return below, before
 
     def without(self, dropped: Iterable[Conversion]) -> TypeGraph:
         """The same graph without some conversions (a converter step that is missing or unusable)."""
