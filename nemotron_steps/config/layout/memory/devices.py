@@ -2,10 +2,8 @@
 where that is more than there is."""
 
 import math
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations
 from typing import Any
 
 from nemotron_steps.config.layout.constraints import violations
@@ -287,29 +285,31 @@ def memory_measures(
     model: ModelSpec | None = None,
     most_nodes: int | None = None,
 ) -> dict[str, Any]:
-    """Config key → value, after which everything fits: of fixed measures one, else two or three, else the first that
-    helps, again and again; none where no more help. A changed layout has to divide `model`, and `most_nodes` is how
-    many nodes there are, if known."""
-    settings, most = MemorySettings.read(get), most_nodes or math.inf
+    """Config key → value, after which everything fits; none where no measure helps. A changed layout has to divide
+    `model`, and `most_nodes` is how many nodes there are, if known."""
+
+    def after(values: Mapping[str, Any]) -> float:
+        """Bytes that are still lacking."""
+        changed = MemorySettings.read(lambda key: values.get(key, get(key)))
+        return math.inf if violations(changed.sizes, model) else step_memory(changed, model_of).lacking
+
+    settings = MemorySettings.read(get)
     memory = step_memory(settings, model_of)
-    measures = list(_measures(settings, memory, most))
-    for several in chain.from_iterable(combinations(measures, count) for count in (1, 2, 3)):
-        taken: dict[str, Any] = dict(ChainMap(*reversed(several)))
-        changed = MemorySettings.read(lambda key, taken=taken: taken.get(key, get(key)))  # type: ignore[misc]
-        if not violations(changed.sizes, model) and not step_memory(changed, model_of).shortages:
-            return taken
-    taken = {}
-    while memory.shortages:
-        for measure in _measures(settings, memory, most):
-            changed = MemorySettings.read(lambda key, new={**taken, **measure}: new.get(key, get(key)))  # type: ignore[misc]
-            if (
-                not violations(changed.sizes, model)
-                and (less := step_memory(changed, model_of)).lacking < memory.lacking
-            ):
-                settings, memory, taken = changed, less, {**taken, **measure}
-                break
-        else:
-            return {}
+    measures = list(_measures(settings, memory, most_nodes or math.inf))
+    for measure in measures:
+        if after(measure) == 0:
+            return measure
+    taken, lacking = dict[str, Any](), float(memory.lacking)
+    for measure in measures:
+        less = after({**taken, **measure})
+        if less < lacking:
+            taken, lacking = {**taken, **measure}, less
+    if lacking:
+        return {}
+    for measure in reversed(measures):  # what proved more than enough
+        fewer = {key: value for key, value in taken.items() if key not in measure}
+        if after(fewer) == 0:
+            taken = fewer
     return taken
 
 
@@ -333,28 +333,30 @@ def _measures(settings: MemorySettings, memory: StepMemory, most_nodes: float) -
     for teacher in {each.section: each for each in sizes.teachers}.values():
         yield {teacher.key("micro_batch"): 1}
         yield {teacher.key("tensor"): teacher.tensor * 2, teacher.key("sequence_parallel"): True}
-    trains, scores = settings.budget(), settings.budget(logprobs=True)
-    batches = {"train_micro_batch_size": settings.micro_batch, "logprob_batch_size": settings.logprob_batch}
-    least = 1
-    if trains is not None and scores is not None:
+    trains, scores, least = settings.budget(), settings.budget(logprobs=True), 1
+    names = ("train_micro_batch_size", "logprob_batch_size")
+    if trains is None or scores is None:
+        trains, scores = settings.micro_batch, settings.logprob_batch
+    else:
         section = "sequence_packing" if settings.packs else "dynamic_batching"
-        batches = {f"{section}.train_mb_tokens": trains, f"{section}.logprob_mb_tokens": scores}
+        names = (f"{section}.train_mb_tokens", f"{section}.logprob_mb_tokens")
         least = settings.longest * settings.rows_per_unit
-    for key, count in batches.items():
+    for name, count in zip(names, (trains, scores), strict=True):
         if count > least:
-            yield {f"policy.{key}": max(least, count // 2)}
-            yield {f"policy.{key}": least}
+            yield {f"policy.{name}": max(least, count // 2)}
+            yield {f"policy.{name}": least}
     yield {f"{DTENSOR if sizes.dtensor else MEGATRON}.activation_checkpointing": True}
     yield {"policy.logprob_chunk_size": min(512, settings.chunk)}
     if sizes.dtensor:
-        yield {f"{DTENSOR}.tensor_parallel_size": sizes.tensor * 2}
+        yield {sizes.key("tensor"): sizes.tensor * 2}
         yield {f"{DTENSOR}.cpu_offload": True}
     else:
         optimizer = f"{MEGATRON}.optimizer"
         yield {f"{optimizer}.use_distributed_optimizer": True}
         yield {f"{optimizer}.use_precision_aware_optimizer": True}
-        yield {KEYS["expert"]: sizes.expert * 2}
-        yield {KEYS["tensor"]: sizes.tensor * 2, KEYS["sequence_parallel"]: True}
+        for times in (2, 4, 8):
+            yield {KEYS["expert"]: sizes.expert * times}
+            yield {KEYS["tensor"]: sizes.tensor * times, KEYS["sequence_parallel"]: True}
         yield {KEYS["context"]: sizes.context * 2}
         yield {KEYS["pipeline"]: sizes.pipeline * 2}
         yield {f"{optimizer}.optimizer_cpu_offload": True, f"{optimizer}.optimizer_offload_fraction": 1.0}
