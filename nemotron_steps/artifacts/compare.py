@@ -1,14 +1,9 @@
-"""What two artifacts of one type have and have not in common: attributes, files, rows, inputs, lineage."""
+"""What two artifacts of one type have and have not in common: attributes, files, inputs."""
 
-import hashlib
-import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.lineage import lineage
 from nemotron_steps.artifacts.models import Artifact, short_digest
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError
@@ -25,12 +20,8 @@ class Difference:
     b: Artifact
     attributes: dict[str, Pair]
     inputs: dict[str, Pair] = field(default_factory=dict)
-    ancestors: tuple[list[str], ...] = ()
-    """What only the first, and only the second, was made from in the end."""
     files: dict[str, Pair] = field(default_factory=dict)
     """Sizes in bytes, where the contents differ or one lacks it."""
-    rows: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Of JSON Lines: how many rows are the same, whatever their order, and how many were removed and added."""
 
     @property
     def same(self) -> bool:
@@ -39,13 +30,9 @@ class Difference:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable form."""
-        return {
-            **vars(self),
-            "a": {"ref": self.a.ref, "digest": self.a.digest, "type": self.a.type},
-            "b": {"ref": self.b.ref, "digest": self.b.digest, "type": self.b.type},
-            "same": self.same,
-            "ancestors": {"only_a": self.ancestors[0], "only_b": self.ancestors[1]},
-        }
+        both = {"a": self.a, "b": self.b}
+        named = {name: {"ref": each.ref, "digest": each.digest, "type": each.type} for name, each in both.items()}
+        return {**vars(self), **named, "same": self.same}
 
 
 def compare(store: ArtifactStore, ref_a: str, ref_b: str) -> Difference:
@@ -67,18 +54,9 @@ def compare(store: ArtifactStore, ref_a: str, ref_b: str) -> Difference:
         if edges[0] is None or edges[1] is None or edges[0].digest != edges[1].digest:
             names = [None if each is None else each.ref or short_digest(each.digest) for each in edges]
             found.inputs[port] = (names[0], names[1])
-    above_a, above_b = ({link.parent for link in lineage(store, each).ancestors} for each in (a, b))
-    found.ancestors = (sorted(above_a - above_b), sorted(above_b - above_a))
     files_a, files_b = ({file.path: file for file in each.files} for each in (a, b))
-    for path in sorted(files_a.keys() | files_b.keys()):
-        one, other = files_a.get(path), files_b.get(path)
-        if one is not None and other is not None and one.sha256 == other.sha256:
-            continue
+    for path, (one, other) in _differing(files_a, files_b).items():
         found.files[path] = (one and one.size, other and other.size)
-        if path.endswith(".jsonl") and one is not None and other is not None:
-            rows_a, rows_b = _rows(a.path / path), _rows(b.path / path)
-            counts = {"same": rows_a & rows_b, "removed": rows_a - rows_b, "added": rows_b - rows_a}
-            found.rows[path] = {name: count.total() for name, count in counts.items()}
     return found
 
 
@@ -97,16 +75,3 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         is_group = isinstance(value, Mapping) and value
         found |= _flat(value, f"{prefix}{name}.") if is_group else {f"{prefix}{name}": value}
     return found
-
-
-def _rows(path: Path) -> Counter[bytes]:
-    """A digest of each row, the same for the same values in another order of keys."""
-    rows: Counter[bytes] = Counter()
-    with path.open("rb") as file:
-        for raw in file:
-            try:
-                raw = json.dumps(json.loads(raw), sort_keys=True).encode()
-            except (ValueError, RecursionError):
-                raw = raw.rstrip(b"\n")
-            rows[hashlib.blake2b(raw, digest_size=16).digest()] += 1
-    return rows

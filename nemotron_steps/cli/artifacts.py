@@ -213,26 +213,19 @@ def _show_difference(found: Difference, config: dict[str, Pair] | None, out: Ter
     out.print(f"{out.style(printable(names), 'bold')}  {out.style(verdict[0], verdict[1])}")
     _rows("attributes", found.attributes, out)
     _rows("made from", found.inputs, out)
-    for ref, only in zip((found.a.ref, found.b.ref), found.ancestors, strict=True):
-        _rows(f"only in the lineage of {ref}", dict.fromkeys(only), out)
     if config is None and (found.a.producer or found.b.producer):
         out.print(f"  {out.style('config: the run of one of them is gone', 'dim')}")
     _rows("config", config or {}, out)
     files = {path: tuple(None if each is None else size(each) for each in pair) for path, pair in found.files.items()}
     _rows("files", files, out)
-    for path, changes in found.rows.items():
-        counts = f"{changes['added']} added, {changes['removed']} removed, {changes['same']} the same"
-        out.print(f"  {out.style(printable(f'rows of {path}: {counts}'), 'cyan')}")
 
 
 def _rows(title: str, rows: Mapping[str, Any], out: Terminal) -> None:
-    """Names alone, or with what each is in the first and in the second."""
+    """Names with what each is in the first and in the second."""
     if rows:
-        out.print(f"  {out.style(printable(title), 'cyan')}")
-        lines = []
-        for name, pair in rows.items():
-            text = "" if pair is None else " → ".join("—" if each is None else str(each) for each in pair)
-            lines.append([printable(name), printable(text)])
+        out.print(f"  {out.style(title, 'cyan')}")
+        texts = {name: " → ".join("—" if each is None else str(each) for each in pair) for name, pair in rows.items()}
+        lines = [[printable(name), printable(text)] for name, text in texts.items()]
         out.table(lines[:_SHOWN], indent=4)
         if len(lines) > _SHOWN:
             out.print(f"    … {len(lines) - _SHOWN} more (--json has all)")

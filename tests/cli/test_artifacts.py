@@ -54,17 +54,15 @@ def test_what_is_added_as_a_packs_own_type_is_looked_at_as_what_that_is(cli: Cli
     assert cli("artifacts", "add", "rows.jsonl", "--type", "my_rows").code == 0
 
 
-def test_two_productions_show_the_config_the_rows_and_the_lineage_that_differ(cli, workplace):
+def test_two_productions_show_the_config_and_the_inputs_that_differ(cli, workplace):
     assert cli("run", "toy_all").code == 0
     assert cli("run", "toy_all", "make.count=2", "train.optimizer.lr=0.5").code == 0
     rows = cli("artifacts", "diff", "toy/make/rows:v1", "toy/make/rows:v2")
     assert rows.code == 1
-    assert "rows of train.jsonl: 0 added, 2 removed, 2 the same" in rows.out
-    assert "count" in rows.out and "4 → 2" in rows.out
+    assert "train.jsonl" in rows.out and "count" in rows.out and "4 → 2" in rows.out
     found = cli("artifacts", "diff", "toy/train/model:v1", "toy/train/model:v2", "--json").json
     assert found["config"] == {"optimizer.lr": [0.1, 0.5]}
     assert found["inputs"] == {"rows": ["toy/make/rows:v1", "toy/make/rows:v2"]}
-    assert found["ancestors"] == {"only_a": ["toy/make/rows:v1"], "only_b": ["toy/make/rows:v2"]}
     assert list(found["files"]) == ["model.json"] and found["same"] is False
 
 
