@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.chat_templates import chat_template, renderer, roles_written, writes_tools
-from nemotron_steps.artifacts.confinement import require_relative
+from nemotron_steps.artifacts.files import require_relative
 from nemotron_steps.config.families import LARGEST, bounds_time_steps, pattern_of, rope_type, time_step_limit
 from nemotron_steps.config.turn_ends import TurnEnds, generation_ends
 from nemotron_steps.errors import ArtifactError, fetch_again

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.files import hash_tree, plain, to_json_bytes, tree_files, write_atomic
+from nemotron_steps.artifacts.files import hash_tree, plain, stat_of, to_json_bytes, tree_files, write_atomic
 from nemotron_steps.artifacts.models import LONGEST_NAME, Artifact, FileRecord, tree_digest
 from nemotron_steps.artifacts.validators import sniff_type, validate
 from nemotron_steps.errors import ArtifactError, StorageError
@@ -116,9 +116,3 @@ def default_name(path: Path) -> str:
     stem = path.stem if path.is_file() else path.name
     cleaned = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in stem).strip(".-")
     return f"input/{cleaned or 'unnamed'}"[:LONGEST_NAME].rstrip(".-")
-
-
-def stat_of(path: Path) -> list[int]:
-    """What is compared before a file is hashed again. Nobody sets the time of the last change of a file's status."""
-    status = path.stat()
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]

@@ -29,28 +29,28 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.backend import Backend, open_backend
-from nemotron_steps.artifacts.confinement import is_digest
 from nemotron_steps.artifacts.files import (
     copy_tree,
     hash_tree,
+    is_digest,
     plain,
     remove_tree,
     remove_unfinished,
     replace_links,
     sha256_file,
+    stat_of,
     to_json_bytes,
     tree_files,
     write_atomic,
 )
-from nemotron_steps.artifacts.imports import Imports, default_name, require_type, stat_of
+from nemotron_steps.artifacts.imports import Imports, default_name, require_type
 from nemotron_steps.artifacts.integrity import (
     NAMES,
     OBJECTS,
     REFERENCES,
-    Contents,
     differences,
     gone,
-    object_problems,
+    problems,
     require_supplied,
 )
 from nemotron_steps.artifacts.models import (
@@ -66,6 +66,7 @@ from nemotron_steps.artifacts.models import (
 )
 from nemotron_steps.artifacts.records import artifact_bytes, parse_artifact
 from nemotron_steps.artifacts.validators import validate
+from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import ArtifactError, StorageError, UnknownNameError
 
 logger = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ class ArtifactStore:
         (content, producer but for the run, inputs), is returned instead."""
         path = f"{OBJECTS}/{artifact.digest}"
         there = self.backend.read(f"{path}/{MANIFEST_NAME}") is not None
-        corrupt = there and bool(object_problems(self.backend, artifact.digest))
+        corrupt = there and bool(problems(self, artifact))
         write_atomic(artifact.path / MANIFEST_NAME, artifact_bytes(artifact))
         self.backend.commit_tree(artifact.path, path, replace=corrupt)
         local = self.backend.local_tree(path, artifact.files)
@@ -257,18 +258,18 @@ class ArtifactStore:
         ArtifactError for what is corrupt, and for a folder outside the home that this user never supplied."""
         artifact = self.find(ref) if isinstance(ref, str) else ref
         artifact = artifact.at(self.local_path(artifact))
-        problems = self._problems(artifact, artifact.path, full=full)
-        if problems and not artifact.location and self.backend.drop_copy(f"{OBJECTS}/{artifact.digest}"):
+        wrong = self._problems(artifact, artifact.path, full=full)
+        if wrong and not artifact.location and self.backend.drop_copy(f"{OBJECTS}/{artifact.digest}"):
             # Perhaps only this machine's copy is bad.
-            problems = self._problems(artifact, self.local_path(artifact), full=True)
-        if problems:
-            raise problems[0]
+            wrong = self._problems(artifact, self.local_path(artifact), full=True)
+        if wrong:
+            raise wrong[0]
         return artifact
 
     def verify(self, ref: str | Artifact) -> list[ArtifactError]:
         """Hash every file of an artifact where the home has it; every problem found, empty if it is whole."""
         artifact = self.find(ref) if isinstance(ref, str) else ref
-        return Contents(self).problems(artifact)
+        return problems(self, artifact)
 
     def exists(self, digest: str) -> bool:
         """Whether an artifact of this digest is committed (or referenced) here."""
@@ -335,7 +336,7 @@ class ArtifactStore:
 
     def _parsed(self, data: bytes, path: str, *, digest: str | None = None, ref: str | None = None) -> Artifact:
         """A record that must be that of a digest or of a reference, with its path filled in."""
-        where = f"{self.backend.url.rstrip('/')}/{path}"
+        where = self.backend.where(path)
         artifact = replace(parse_artifact(data, where), home=self.backend.url)
         expected, found = (digest, artifact.digest) if digest is not None else (ref, artifact.ref)
         if expected != found or (path.startswith(REFERENCES) and not artifact.location):
@@ -354,7 +355,7 @@ class ArtifactStore:
         """The folder that an artifact is read from, fetched where the home is elsewhere; its files are not checked."""
         if self.backend.read(f"{OBJECTS}/{artifact.digest}/{MANIFEST_NAME}") is not None:
             return self.backend.local_tree(f"{OBJECTS}/{artifact.digest}", artifact.files)
-        if not artifact.location:
+        if not artifact.location or not Path(artifact.location).is_dir():
             raise gone(artifact, self.backend)
         require_supplied(self, artifact)
         return Path(artifact.location)
@@ -375,10 +376,10 @@ class ArtifactStore:
                 found.append(FileRecord(name, stat[0], sha256_file(path)))
             else:
                 found.append(records.get(name) or FileRecord(name, stat[0], ""))
-        problems = differences(artifact, found, str(folder))
-        if checked and not problems:
+        wrong = differences(artifact, found, str(folder))
+        if checked and not wrong:
             self._remember_verified(artifact.digest, folder, artifact.files)
-        return problems
+        return wrong
 
     def _remember_verified(self, digest: str, folder: Path, files: Sequence[FileRecord]) -> None:
         record = {"folder": str(folder), "files": {f.path: stat_of(folder / f.path) for f in files}}
@@ -392,20 +393,14 @@ class ArtifactStore:
         return self.backend.local(f"artifacts/verified/{digest}.json")
 
     def _unknown(self, ref: str, name: str, versions: Sequence[int]) -> UnknownNameError:
-        import difflib
-
         if versions:
-            return UnknownNameError(
-                f"artifact '{name}' has no such version",
-                expected=", ".join(f"v{v}" for v in versions[-8:]),
-                found=ref,
-                hints=(f"steps artifacts show {name}:latest",),
-            )
-        near = difflib.get_close_matches(name, self.names(), n=3, cutoff=0.5)
+            what, expected = f"artifact '{name}' has no such version", ", ".join(f"v{v}" for v in versions[-8:])
+            return UnknownNameError(what, expected=expected, found=ref, hints=(f"steps artifacts show {name}:latest",))
+        near = nearest(name, self.names())
         return UnknownNameError(
             f"no artifact is called '{name}'",
             where=self.backend.url,
-            expected=" or ".join(near) if near else None,
+            expected=" or ".join(near) or None,
             found=ref,
             hints=(*(f"steps artifacts show {each}" for each in near), "steps artifacts list"),
         )

@@ -16,7 +16,7 @@ from nemotron_steps.artifacts.checkpoints import (
     validate_hf,
     validate_megatron,
 )
-from nemotron_steps.artifacts.confinement import link_root
+from nemotron_steps.artifacts.files import link_root
 from nemotron_steps.errors import ArtifactError, StepsError, UnsupportedError
 from nemotron_steps.errors.plugins import load_object
 from nemotron_steps.rows import layouts, lines

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import print_json, render
-from nemotron_steps.cli.terminal import Terminal, number
+from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.errors import ArtifactError, RequestError
 from nemotron_steps.runs.log_format import readable_size as size
 from nemotron_steps.session.jobs import printable, shown_path
@@ -111,14 +111,14 @@ def verify_artifacts(args: argparse.Namespace) -> int:
 
     Without a reference it looks at all there is: artifacts, records that no name leads to, and what counts as cached.
     """
-    from nemotron_steps.artifacts.integrity import Contents, Verified, verify_home
+    from nemotron_steps.artifacts.integrity import Hashed, Verified, problems, verify_home
     from nemotron_steps.runs.cache import verify_entries
 
     store = Session(args.home).store
     out = Terminal.of()
-    contents = Contents(store)
+    hashed = Hashed()
     found = (store.find(ref) for ref in args.ref)
-    looked_at = (Verified(each.ref, each.digest, tuple(contents.problems(each))) for each in found)
+    looked_at = (Verified(each.ref, each.digest, tuple(problems(store, each, hashed))) for each in found)
     results = []
     failed = None
     for each in looked_at if args.ref else chain(verify_home(store), verify_entries(store)):
@@ -213,47 +213,22 @@ def _show_difference(found: Difference, config: dict[str, Pair] | None, out: Ter
     out.print(f"{out.style(printable(names), 'bold')}  {out.style(verdict[0], verdict[1])}")
     _rows("attributes", found.attributes, out)
     _rows("made from", found.inputs, out)
-    for ref, only in zip((found.a.ref, found.b.ref), found.ancestors, strict=True):
-        _rows(f"only in the lineage of {ref}", dict.fromkeys(only), out)
     if config is None and (found.a.producer or found.b.producer):
         out.print(f"  {out.style('config: the run of one of them is gone', 'dim')}")
     _rows("config", config or {}, out)
     files = {path: tuple(None if each is None else size(each) for each in pair) for path, pair in found.files.items()}
     _rows("files", files, out)
-    for path, changes in found.rows.items():
-        counts = f"{changes.added} added, {changes.removed} removed, {changes.same} the same"
-        out.print(f"  {out.style(printable(f'rows of {path}: {counts}'), 'cyan')}")
-    if found.tensors is not None:
-        tensors = found.tensors
-        name, largest = next(iter(tensors.differing.items()), ("", None))
-        most = f", largest difference {number(largest)} in {name}" if largest is not None else ""
-        title = f"tensors: {len(tensors.differing)} differ, {tensors.same} the same{most}"
-        by = {n: "cannot be compared" if each is None else number(each) for n, each in tensors.differing.items()}
-        out.print(f"  {out.style(printable(title), 'cyan')}")
-        _list(by, out)
-        _rows("type and shape", tensors.reshaped, out)
-        _rows("only in the first", dict.fromkeys(tensors.only_a), out)
-        _rows("only in the second", dict.fromkeys(tensors.only_b), out)
-    elif any(path.endswith(".distcp") for path in found.files):
-        hint = "steps run convert/megatron_to_hf --input checkpoint_megatron=REF   # of each, for their weights"
-        out.print(f"  {out.style('hint:', 'cyan')} {hint}")
 
 
 def _rows(title: str, rows: Mapping[str, Any], out: Terminal) -> None:
-    """Names alone, or with what each is in the first and in the second."""
+    """Names with what each is in the first and in the second."""
     if rows:
-        out.print(f"  {out.style(printable(title), 'cyan')}")
-        texts = {}
-        for name, pair in rows.items():
-            texts[name] = "" if pair is None else " → ".join("—" if each is None else str(each) for each in pair)
-        _list(texts, out)
-
-
-def _list(texts: Mapping[str, str], out: Terminal) -> None:
-    rows = [[printable(name), printable(text)] for name, text in texts.items()]
-    out.table(rows[:_SHOWN], indent=4)
-    if len(rows) > _SHOWN:
-        out.print(f"    … {len(rows) - _SHOWN} more (--json has all)")
+        out.print(f"  {out.style(title, 'cyan')}")
+        texts = {name: " → ".join("—" if each is None else str(each) for each in pair) for name, pair in rows.items()}
+        lines = [[printable(name), printable(text)] for name, text in texts.items()]
+        out.table(lines[:_SHOWN], indent=4)
+        if len(lines) > _SHOWN:
+            out.print(f"    … {len(lines) - _SHOWN} more (--json has all)")
 
 
 def path_artifacts(args: argparse.Namespace) -> int:

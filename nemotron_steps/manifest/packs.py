@@ -7,7 +7,6 @@ Standard library only, and no plugin is ever imported. Two layouts are packs:
 """
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +22,6 @@ TYPES_FILE = "types.toml"
 BUILT_IN = "nemotron_steps"
 """The pack that ships with the package: its files are right, and are not looked at again with every command."""
 
-_NOT_TOML = re.compile(r"(?P<stem>.+)\.(?:tml|tom|toml\.txt|toml)", re.IGNORECASE)
-_NOT_YAML = re.compile(r"(?P<stem>.+)\.(?:yml|yam|yaml\.txt|yml\.txt|yaml)", re.IGNORECASE)
-"""Names of files that were meant to be read, and are not."""
 _CODE = {
     "entry": "a function of (context)",
     "preflight": "a function of (config, inputs)",
@@ -56,28 +52,6 @@ class Pack:
             for name in sorted(names):
                 if name.endswith(".toml") and name != "pyproject.toml":
                     yield Path(folder, name)
-
-    def unseen(self) -> Iterator[tuple[Path, Path]]:
-        """Files and folders that nothing reads though they are named nearly as what is read; what to call them."""
-        for folder, subfolders, names in os.walk(self.base):
-            subfolders[:] = sorted(n for n in subfolders if n not in ("__pycache__", "node_modules") and n[0] != ".")
-            here = Path(folder)
-            if not self.strict and "step.toml" in names and "config" not in subfolders:
-                yield from (
-                    (here / n, here / "config") for n in subfolders if n.lower() in ("configs", "conf", "config")
-                )
-            if self.strict or here.name != "config":
-                for name in sorted(names):
-                    found = _NOT_TOML.fullmatch(name)
-                    right = "types" if name.lower() == "type.toml" and not self.strict else found and found["stem"]
-                    if right and (not name.endswith(".toml") or right == "types") and name != TYPES_FILE:
-                        yield here / name, here / f"{right}.toml"
-                    elif self.configs is not None and name.endswith((".yaml", ".yml")):
-                        yield here / name, self.configs / here.relative_to(self.base) / f"{Path(name).stem}.yaml"
-        for configs in [self.configs] if self.configs is not None else self.base.rglob("config"):
-            for path in sorted(configs.rglob("*")) if configs.is_dir() else ():
-                if not path.name.endswith(".yaml") and (found := _NOT_YAML.fullmatch(path.name)) and path.is_file():
-                    yield path, path.with_name(f"{found['stem']}.yaml")
 
     def config_dir(self, file: Path, step_id: str) -> Path | None:
         """Folder of the configs of the step defined in `file`; None if there is none."""

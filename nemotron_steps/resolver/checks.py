@@ -13,9 +13,15 @@ from typing import Any
 from nemotron_steps.config.families import FAMILIES, ROPE_TYPES, misdescribed
 from nemotron_steps.config.layout.constraints import Violation, violations
 from nemotron_steps.config.layout.memory.devices import StepMemory
-from nemotron_steps.config.layout.model_limits import POLICY, lengths_of, limit_violations, template_file
+from nemotron_steps.config.layout.model_limits import (
+    POLICY,
+    ModelViolations,
+    lengths_of,
+    limit_violations,
+    teacher_violations,
+    template_file,
+)
 from nemotron_steps.config.layout.model_spec import ModelSpec
-from nemotron_steps.config.layout.other_models import ModelViolations, teacher_violations
 from nemotron_steps.config.layout.parallel_config import TEACHERS, ParallelConfig, read_teachers
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import did_you_mean
@@ -106,9 +112,8 @@ class CheckSubject:
 
     @cached_property
     def violations(self) -> list[Violation]:
-        """What of the layout does not fit, but for consequences of a cut that a teacher's model has not."""
-        wrong = {violation.key for each in self.teacher_violations for violation in each.violations}
-        return violations(self.sizes, self.model, wrong)
+        """What of the layout does not fit."""
+        return violations(self.sizes, self.model)
 
     @cached_property
     def teacher_violations(self) -> tuple[ModelViolations, ...]:

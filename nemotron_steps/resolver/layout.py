@@ -19,8 +19,8 @@ from nemotron_steps.config.layout.memory.devices import (
 from nemotron_steps.config.layout.memory.generation import GIB
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
+from nemotron_steps.config.layout.model_limits import vllm_keys, vllm_violations
 from nemotron_steps.config.layout.model_spec import ModelSpec
-from nemotron_steps.config.layout.other_models import vllm_keys, vllm_violations
 from nemotron_steps.config.layout.parallel_config import JUDGES, TEACHERS
 from nemotron_steps.resolver.problems import BatchSizeProblem, LayoutProblem, MemoryProblem, PlanProblem
 
@@ -94,7 +94,7 @@ def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
 
 
 def vllm_fits(subject: CheckSubject) -> Iterator[PlanProblem]:
-    """vLLM can cut the models as it is asked to, and sample from them (config/layout/other_models.py)."""
+    """vLLM can cut the models as it is asked to, and sample from them (config/layout/model_limits.py)."""
     known = {key: ModelSpec.from_attributes(subject.recorded(name)) for key, name in subject.ports.items()}
     models = {key: spec for key, spec in known.items() if spec is not None}
     for each in vllm_violations(models, subject.config.flat.get):

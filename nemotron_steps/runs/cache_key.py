@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.files import sha256_file
-from nemotron_steps.artifacts.imports import stat_of
+from nemotron_steps.artifacts.files import sha256_file, stat_of
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.locations import cache_folder, read_json, write_json
 from nemotron_steps.config.secrets import MASK, is_secret_key, redact

@@ -17,7 +17,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from tempfile import gettempdir
 
-from nemotron_steps.artifacts.imports import stat_of
+from nemotron_steps.artifacts.files import stat_of
 
 _OWN = __name__.partition(".")[0]
 _LAYERS = ("api", "runs", "manifest", "resolver", "cli", "errors", "testing")

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.confinement import is_run_id
+from nemotron_steps.artifacts.files import is_run_id
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import StepsError
 from nemotron_steps.runs.context import FILES, JsonLines, Listener, Record, Tracker

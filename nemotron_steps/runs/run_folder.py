@@ -24,8 +24,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.confinement import is_run_id
-from nemotron_steps.artifacts.files import plain, to_json_bytes, write_atomic
+from nemotron_steps.artifacts.files import is_run_id, plain, to_json_bytes, write_atomic
 from nemotron_steps.artifacts.records import (
     ANY,
     COUNT,

@@ -7,12 +7,10 @@ from pathlib import Path
 from nemotron_steps.artifacts.checkpoints import read_safetensors_header, safetensors_shards
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.config.layout.constraints import raise_if_violated, violations
-from nemotron_steps.config.layout.model_limits import limit_violations
+from nemotron_steps.config.layout.constraints import raise_if_ray_needed, raise_if_violated, violations
+from nemotron_steps.config.layout.model_limits import limit_violations, vllm_keys, vllm_violations
 from nemotron_steps.config.layout.model_spec import ModelSpec
-from nemotron_steps.config.layout.other_models import raise_if_vllm_violates, vllm_keys
 from nemotron_steps.config.layout.parallel_config import JUDGES, getter, parallel_config_of
-from nemotron_steps.config.layout.processes import raise_if_ray_needed, raise_if_rl_needs_ray
 from nemotron_steps.config.schema.base import Section
 from nemotron_steps.config.schema.convert import ConvertConfig, MergeConfig
 from nemotron_steps.config.schema.dpo import DpoConfig
@@ -40,7 +38,7 @@ MODEL_PORTS = ("policy", "model")
 
 def check_placement(config: SftConfig | DpoConfig, inputs: Mapping[str, Artifact | None]) -> None:
     """Refuse what a step that trains without generating cannot place. See StepTable.preflight."""
-    raise_if_ray_needed(config.cluster, config.policy)
+    raise_if_ray_needed(config)
     refuse_violations(config, inputs)
 
 
@@ -112,7 +110,8 @@ def check_graders(
 def _refuse_of_vllm(models: Mapping[str, ModelSpec], config: Section) -> None:
     """ConfigError for what vLLM would refuse of models that no plan could look at: cuts, and lengths."""
     get = getter(config)
-    raise_if_vllm_violates(models, get)
+    for together in vllm_violations(models, get):
+        raise_if_violated(together.violations)
     for model_key, model in models.items():
         for each in limit_violations(model_key, model_key, model, get) if vllm_keys(model_key, get) is not None else ():
             raise each
@@ -167,7 +166,7 @@ def check_base(config: MergeConfig, inputs: Mapping[str, Artifact | None]) -> No
 
 def check_rl(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> Iterable[str]:
     """Refuse what the step would refuse when it starts, as far as its prompts exist. See StepTable.preflight."""
-    raise_if_rl_needs_ray(config)
+    raise_if_ray_needed(config)
     refuse_violations(config, inputs)
     check_graders(config, inputs)
     if "validation" in inputs and not validation_keys(config):

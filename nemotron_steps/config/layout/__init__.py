@@ -6,7 +6,6 @@ planned (resolver), before its first step starts (steps), and when its ranks are
     model_spec.py       what of a model a layout depends on
     parallel_config.py  what of a config it depends on, and how many ranks and generators that makes
     constraints.py      everything about the two that does not divide, each with a hint
-    other_models.py     the same of models that the step does not train: teachers, judges, evaluated ones
-    model_limits.py     lengths, tokens and templates that a model lacks
+    model_limits.py     what models that the step does not train cannot do: lengths, tokens, templates, cuts
     memory/             the memory that a step's parts take
 """

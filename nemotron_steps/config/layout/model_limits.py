@@ -1,15 +1,25 @@
-"""What a config asks of a model that the model was not made for: longer sequences, chats, tokens that it lacks.
+"""What a config asks of a model that the model was not made for: longer sequences, chats, tokens that it lacks; and
+layouts of models that a step does not train: teachers of distillation, and what vLLM generates from.
 
-Not here: the lengths that a policy is trained at (constraints.py), which smaller layouts go along with.
+Not here: what a policy is trained at, and what its own generator cannot do (constraints.py).
 """
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nemotron_steps.config.families import FAMILIES, ROPE_TYPES
+from nemotron_steps.config.layout.constraints import CUTS, Violation, model_violations
 from nemotron_steps.config.layout.model_spec import ModelSpec
-from nemotron_steps.config.layout.parallel_config import JUDGE_ROLES, JUDGES
+from nemotron_steps.config.layout.parallel_config import (
+    JUDGE_ROLES,
+    JUDGES,
+    KEYS,
+    MEGATRON,
+    ParallelConfig,
+    teachers_named,
+)
 from nemotron_steps.errors import ConfigError
 
 POLICY = "policy.checkpoint"
@@ -141,3 +151,85 @@ def _uncomputed(model_key: str, port: str, model: ModelSpec, get: Callable[[str]
         what = f"a row longer than {model.fixed_positions} positions would change the positions of the rows beside it"
         key = "policy.max_total_sequence_length"
         yield from _too_long(f"{what} (rope_type {model.rope_type})", (key, f"{key}_end"), model.fixed_positions, get)
+
+
+@dataclass(frozen=True)
+class VllmKeys:
+    """Where a config says how vLLM generates."""
+
+    backend: str
+    width: str
+    experts: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelViolations:
+    """What one layout violates of one model, or of several that share it, under the config's own keys: of teachers by
+    name, or of models by key."""
+
+    models: tuple[str, ...]
+    violations: tuple[Violation, ...]
+
+    @property
+    def teachers(self) -> str:
+        """The teachers, in words."""
+        return teachers_named(self.models)
+
+
+def teacher_violations(sizes: ParallelConfig, models: Mapping[str, ModelSpec]) -> Iterator[ModelViolations]:
+    """Teachers whose models their layouts, their own or the policy's, do not fit, by the name of each whose model is
+    known. What is wrong with a layout is reported once for all teachers."""
+    alike: dict[frozenset[str], dict[str, list[Violation]]] = {}
+    for name, model in models.items():
+        own = next((teacher for teacher in sizes.teachers if teacher.name == name), None)
+        cuts = {cut: getattr(own or sizes, cut) for cut in (*CUTS, "sequence_parallel")}
+        layout = ParallelConfig(**cuts, gpus_per_node=(own and own.gpus_per_node) or sizes.gpus_per_node)
+        named = {} if own is None else {key: key.replace(MEGATRON, own.section) for key in KEYS.values()}
+        found = [_under(each, named) for each in model_violations(layout, model)]
+        if found:
+            alike.setdefault(frozenset(violation.key for violation in found), {})[name] = found
+    for teachers in alike.values():
+        yield ModelViolations(tuple(teachers), tuple(each for found in teachers.values() for each in found))
+
+
+def vllm_keys(model_key: str, get: Callable[[str], Any]) -> VllmKeys | None:
+    """Settings of the vLLM that generates from the model which a config key names; None where something else does, or a
+    policy's generator."""
+    section, _, name = model_key.rpartition(".")
+    if model_key.partition(".")[0] in ("model", "models"):
+        cfg = "generation.vllm_cfg"
+        keys = VllmKeys("generation.backend", f"{cfg}.tensor_parallel_size", f"{cfg}.expert_parallel_size")
+    elif name == "model" and section in (f"{JUDGES}.{role}.responses_api_models.vllm_model" for role in JUDGE_ROLES):
+        keys = VllmKeys(f"{section}.backend", f"{section}.tensor_parallel_size")
+    else:
+        return None
+    return keys if get(keys.backend) == "vllm" else None
+
+
+def vllm_violations(models: Mapping[str, ModelSpec], get: Callable[[str], Any]) -> Iterator[ModelViolations]:
+    """What vLLM cannot do with models, each under the config key that names it; once for all that share settings."""
+    found: dict[VllmKeys, dict[str, list[Violation]]] = {}
+    for model_key, model in models.items():
+        keys = vllm_keys(model_key, get)
+        if keys is None:
+            continue
+        width, experts = (get(key) if key else None for key in (keys.width, keys.experts))
+        sizes = ParallelConfig(
+            uses_vllm=True,
+            generator_width=width if type(width) is int and width > 0 else 1,
+            generator_experts=experts if type(experts) is int and experts > 0 else 1,
+        )
+        own = {"uses_vllm": keys.backend, "generator_width": keys.width, "generator_experts": keys.experts or ""}
+        named = {KEYS[field]: key for field, key in own.items()}
+        wrong = [_under(each, named) for each in model_violations(sizes, model)]
+        if wrong:
+            found.setdefault(keys, {})[model_key] = wrong
+    for alike in found.values():
+        together = dict.fromkeys(each for wrong in alike.values() for each in wrong)
+        yield ModelViolations(tuple(alike), tuple(together))
+
+
+def _under(violation: Violation, keys: Mapping[str, str]) -> Violation:
+    """The same under other config keys."""
+    hint = {keys.get(key, key): value for key, value in violation.hint.items()}
+    return replace(violation, key=keys.get(violation.key, violation.key), hint=hint)

@@ -89,7 +89,7 @@ class ParallelConfig:
     """Sizes of a step's layout.
 
     Attributes:
-        tensor, …: under the dtensor policy `tensor` is its own (`key_of`), and the others are 1.
+        tensor, …: under the dtensor policy `tensor` is its own (`key`), and the others are 1.
         samples: whether the step generates rollouts.
         uses_vllm: whether vLLM generates them.
         judges: local ones that are configured.
@@ -138,7 +138,7 @@ class ParallelConfig:
             megatron = key.startswith(MEGATRON) and name != "mtp_repeated"
             if (dtensor and megatron) or (not vllm and name.startswith("generator_")):
                 values.pop(name, None)
-        tensor = get(key_of("tensor", True))
+        tensor = get(_DTENSOR_TENSOR)
         if dtensor and type(tensor) is int:
             values["tensor"] = tensor
         judges = []
@@ -148,6 +148,10 @@ class ParallelConfig:
                 judges.append(replace(judge, **values_at(JudgeLayout, get, f"{section}.")))
         values |= {"samples": isinstance(backend, str), "uses_vllm": vllm}
         return cls(**values, judges=tuple(judges), teachers=read_teachers(get))
+
+    def key(self, name: str) -> str:
+        """The config key behind a field."""
+        return _DTENSOR_TENSOR if name == "tensor" and self.dtensor else KEYS[name]
 
     @cached_property
     def copy_size(self) -> int:
@@ -195,13 +199,9 @@ class ParallelConfig:
         return None if self.prompts is None or self.group is None else self.prompts * self.group
 
 
+_DTENSOR_TENSOR = f"{DTENSOR}.tensor_parallel_size"
 KEYS, _TEACHER_KEYS = keys_of(ParallelConfig), keys_of(TeacherLayout)
 """Field → config key."""
-
-
-def key_of(name: str, dtensor: bool) -> str:
-    """The config key behind a field of `ParallelConfig`."""
-    return f"{DTENSOR}.tensor_parallel_size" if name == "tensor" and dtensor else KEYS[name]
 
 
 def values_at(model: type, get: Callable[[str], Any], section: str = "") -> dict[str, Any]:

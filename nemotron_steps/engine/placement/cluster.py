@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nemotron_steps.config.layout.processes import cluster_address
 from nemotron_steps.config.locations import variables_set
 from nemotron_steps.config.schema.rl import ClusterConfig
 from nemotron_steps.errors import UnsupportedError, WorkerLostError, first_line
@@ -44,7 +43,7 @@ class RayCluster:
         self._group: Any = None
         self._bundles: list[int] = []
         self._owned = False
-        self._address = cluster_address(config)
+        self._address = config.ray_address or os.environ.get("RAY_ADDRESS") or None
         if ray.is_initialized():
             return
         if self._address is not None:

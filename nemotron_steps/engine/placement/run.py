@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from nemotron_steps.config.layout.constraints import raise_if_violated, violations
-from nemotron_steps.config.layout.other_models import raise_if_teachers_violate
+from nemotron_steps.config.layout.constraints import raise_if_ray_needed, raise_if_violated, violations
+from nemotron_steps.config.layout.model_limits import teacher_violations
 from nemotron_steps.config.layout.parallel_config import parallel_config_of
-from nemotron_steps.config.layout.processes import raise_if_rl_needs_ray
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.checkpoints import CheckpointManager
@@ -32,7 +31,7 @@ def build_run(
     config: RlConfig, rows: RunRows, *, work: Path, reporter: Reporter, started: float
 ) -> tuple[GrpoRun, EnvironmentSet]:
     """Every part of a training run; rows are checked against their environments before anything is loaded."""
-    raise_if_rl_needs_ray(config)
+    raise_if_ray_needed(config)
     grpo = config.grpo
     needs = check_run_rows(config, rows)
     if config.policy.checkpoint is None:
@@ -108,7 +107,8 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
     raise_if_violated(violations(sizes, facts_of(wanted.hf_folder)))
     if wanted.teachers is not None:
         known = {name: facts_of(path) for name, path in wanted.teachers.checkpoints.items()}
-        raise_if_teachers_violate(sizes, {name: facts for name, facts in known.items() if facts is not None})
+        for each in teacher_violations(sizes, {name: facts for name, facts in known.items() if facts is not None}):
+            raise_if_violated(each.violations, f"{each.teachers}: ")
     if config.cluster.backend == "ray":
         from nemotron_steps.engine.placement import on_ray
 

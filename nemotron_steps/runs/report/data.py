@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.confinement import is_run_id
+from nemotron_steps.artifacts.files import is_run_id
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError, StepsError, UnknownNameError
