@@ -82,7 +82,7 @@ def depends_on(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str
         if module:
             told = getattr(importlib.import_module(module), name)(values)
             fingerprints = {key: _digest(text_of(things)) for key, things in told.items()}
-    for key, value in _leaves(values):
+    for key, value in leaves(values):
         section = next((each for each in fingerprints if key == each or key.startswith(f"{each}.")), None)
         if section is not None:
             found[f"file {section}"] = fingerprints[section]
@@ -117,8 +117,8 @@ def recorded(depends: Mapping[str, str], planned: PlannedStep) -> dict[str, str]
     """The mapping as it may be kept and shown: secrets masked. `config` is the digest of all values, masked ones
     included, so that a change of them shows."""
     values = _plain_values(planned)
-    shown = dict(_leaves(redact(values)))
-    hidden = {f"config {key}" for key, value in _leaves(values) if shown.get(key) != value}
+    shown = dict(leaves(redact(values)))
+    hidden = {f"config {key}" for key, value in leaves(values) if shown.get(key) != value}
     config = {name: text for name, text in depends.items() if name.startswith("config ")}
     masked = {name: MASK if name in hidden else text for name, text in depends.items()}
     return {**masked, "config": _digest(config)}
@@ -216,13 +216,13 @@ def _pop_all(values: Any, path: Sequence[str]) -> None:
             values.pop(name, None)
 
 
-def _leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted key and value of everything that is not a mapping or list, or an empty one."""
-    items = enumerate(values) if isinstance(values, list) else values.items() if isinstance(values, dict) else ()
+    items = enumerate(values) if isinstance(values, list) else values.items() if isinstance(values, Mapping) else ()
     empty = True
     for name, value in items:
         empty = False
-        yield from _leaves(value, f"{key}.{name}" if key else str(name))
+        yield from leaves(value, f"{key}.{name}" if key else str(name))
     if empty and key:
         yield key, values
 
