@@ -16,7 +16,7 @@ from nemotron_steps.artifacts.models import Artifact, Edge, short_digest
 from nemotron_steps.artifacts.records import DIGEST, NUMBER, TEXT, Optional, Values, opened, require_shape, sealed
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.names import nearest
-from nemotron_steps.errors import ArtifactError, RequestError, UnknownNameError, UnsupportedError
+from nemotron_steps.errors import ArtifactError, RequestError, UnknownNameError, UnsupportedError, did_you_mean
 from nemotron_steps.resolver.plan import Changes, Plan, PlannedStep, StepOutput
 from nemotron_steps.runs.cache_key import depends_on, key_of, recorded, text_of
 from nemotron_steps.runs.run_folder import get_run, run_file
@@ -149,7 +149,15 @@ class _Look:
         return replace(plan, steps=tuple(map(self._step, plan.steps)))
 
     def _step(self, planned: PlannedStep) -> PlannedStep:
-        inputs = _known_inputs(planned, self._known, self._store)
+        inputs: dict[str, Artifact] | None = {}
+        for port, source in planned.inputs.items():
+            artifact = None
+            if isinstance(source, StepOutput):
+                artifact = self._known.get(source.step_key, {}).get(source.port)
+            else:
+                with suppress(ArtifactError):  # reported, with everything known about it, when the step runs
+                    artifact = open_input(planned, port, source, self._store, fetch=False)
+            inputs = None if artifact is None or inputs is None else {**inputs, port: artifact}
         reads = [s.step_key for s in planned.inputs.values() if isinstance(s, StepOutput)]
         made_anew = [key for key in reads if key in self._supposed or key not in self._known]
         if inputs is None:
@@ -252,14 +260,11 @@ def _is_of_code(planned: PlannedStep, name: str, old: str | None, new: str | Non
 def _line(name: str, old: str | None, new: str | None) -> str:
     if name.startswith(("code ", "file ")):
         return name + (" (new)" if old is None else " (gone)" if new is None else "")
-    return f"{name}: {_short(old)} -> {_short(new)}"
-
-
-def _short(text: str | None) -> str:
-    if text is None:
-        return "not set"
-    text = re.sub(r"[0-9a-f]{32,64}", lambda found: short_digest(found[0]), text)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    shown = []
+    for text in (old, new):
+        text = "not set" if text is None else re.sub(r"[0-9a-f]{32,64}", lambda found: short_digest(found[0]), text)
+        shown.append(text if len(text) <= 80 else f"{text[:77]}...")
+    return f"{name}: {' -> '.join(shown)}"
 
 
 def _acceptable(plan: Plan, names: Sequence[str]) -> set[str]:
@@ -269,15 +274,12 @@ def _acceptable(plan: Plan, names: Sequence[str]) -> set[str]:
     }
     taken = {step.key for steps in every.values() for step in steps}
     for name, steps in every.items():
-        why, hint = "" if steps else "no step of the plan is called that", f"steps plan {name} --why"
-        if not steps:
-            close = nearest(name, [step.key for step in plan])
-            hint = f"--accept {close[0]}" if close else f"steps plan {' '.join(plan.goals)} --why"
+        why, hint = "" if steps else "no step of the plan is called that", f"steps plan {' '.join(plan.goals)} --why"
         for step in steps:
             reads = [source.step_key for source in step.inputs.values() if isinstance(source, StepOutput)]
             made_anew = [key for key in reads if key not in taken and plan.step(key).cached is None]
             if step.cached is not None:
-                why, hint = "it is cached as it is", f"steps plan {name}"
+                why = "it is cached as it is"
             elif made_anew:
                 why = f"it reads what {made_anew[0]} makes anew"
                 hint = " ".join(f"--accept {key}" for key in (*made_anew, step.key))
@@ -288,7 +290,7 @@ def _acceptable(plan: Plan, names: Sequence[str]) -> set[str]:
                 f"there is nothing to accept of {name}: {why}",
                 where=f"--accept {name}",
                 expected="a step that must run though its code alone changed since it was made",
-                hints=(hint,),
+                hints=(*did_you_mean(nearest(name, [step.key for step in plan])[:1] if not steps else ()), hint),
             )
     return taken
 
@@ -327,23 +329,6 @@ def _accepted(
     taken = replace(entry, key=key, outputs=outputs, depends=recorded(depends, planned))
     remember(store, taken)
     return taken
-
-
-def _known_inputs(
-    planned: PlannedStep, known: Mapping[str, Mapping[str, Artifact]], store: ArtifactStore
-) -> dict[str, Artifact] | None:
-    inputs: dict[str, Artifact] = {}
-    for port, source in planned.inputs.items():
-        artifact = None
-        if isinstance(source, StepOutput):
-            artifact = known.get(source.step_key, {}).get(source.port)
-        else:
-            with suppress(ArtifactError):  # reported, with everything known about it, when the step runs
-                artifact = open_input(planned, port, source, store, fetch=False)
-        if artifact is None:
-            return None
-        inputs[port] = artifact
-    return inputs
 
 
 def config_of(store: ArtifactStore, artifact: Artifact) -> dict[str, Any] | None:

@@ -83,14 +83,6 @@ class StepResult:
     """The run that made it, and the key of the cache that it made it under."""
     cache_key: str = ""
 
-    @classmethod
-    def of(
-        cls, planned: PlannedStep, entry: CacheEntry, state: str, outputs: Mapping[str, Artifact], *hints: advice.Hint
-    ) -> StepResult:
-        """What an entry of the cache says of a step of the plan."""
-        made = entry.seconds, entry.summary, hints, planned.instance, entry.run, entry.key
-        return cls(planned.key, planned.step_id, state, outputs, *made)
-
 
 @dataclass(frozen=True)
 class RunResult:
@@ -263,14 +255,18 @@ class _Run:
         try:
             with ExitStack() as ending:
                 stop_if_asked()
-                result = self._do(planned, ending)
-                self.outputs[planned.key] = result.outputs
+                entry, state, outputs = self._do(planned, ending)
+                signals = self.recorder.signals(planned.key) if state == "ran" else []
+                hints = advice.hints_for_signals(signals, planned.manifest, planned.config)
+                made = entry.seconds, entry.summary, tuple(hints), planned.instance, entry.run, entry.key
+                result = StepResult(planned.key, planned.step_id, state, outputs, *made)
+                self.outputs[planned.key] = outputs
                 self.results.append(result)
-                refs = {port: artifact.ref for port, artifact in result.outputs.items()}
+                refs = {port: artifact.ref for port, artifact in outputs.items()}
                 # A cached step too says its key: by it the metrics are found of a run that is resumed.
                 self.recorder.set_step(
                     planned.key,
-                    result.state,
+                    state,
                     outputs=refs,
                     seconds=result.seconds,
                     cache_key=result.cache_key,
@@ -283,12 +279,11 @@ class _Run:
         except KeyboardInterrupt:
             self.recorder.set_step(planned.key, INTERRUPTED)
             raise
-        for hint in result.hints:
-            self._journal_hint(planned, hint, failure=False)
-        if result.state == "ran":
+        self._journal_hints(planned, hints, failure=False)
+        if state == "ran":
             _publish(self.recorder.folder)
-        made = next((a.producer.made_under for a in result.outputs.values() if a.producer), result.cache_key)
-        failed = advice.failed_checks(planned.checks, result.summary, self.store, result.made_by, made)
+        key = next((a.producer.made_under for a in outputs.values() if a.producer), entry.key)
+        failed = advice.failed_checks(planned.checks, entry.summary, self.store, entry.run, key)
         for each in failed:
             self.recorder.tracker(planned.key).record("warning", text=f"check of {planned.key} failed: {each}")
         if blocking := [each for each in failed if each.check.severity == "block"]:
@@ -305,7 +300,7 @@ class _Run:
         check_inputs(planned, inputs, self.types)
         return inputs
 
-    def _do(self, planned: PlannedStep, ending: ExitStack) -> StepResult:
+    def _do(self, planned: PlannedStep, ending: ExitStack) -> tuple[CacheEntry, str, Mapping[str, Artifact]]:
         """Take what is cached under the step's key; else make it, or commit what a killed attempt had filled."""
         inputs = self._inputs(planned)
         depends = depends_on(planned, inputs)
@@ -317,14 +312,14 @@ class _Run:
             entry = recall(self.store, key)
             if entry is not None:
                 work.remove_if_abandoned()
-                return self._reuse(planned, entry, "cached")
+                return entry, "cached", self._reuse(planned, entry, "cached")
         holder = {"run": self.recorder.folder.id, "step": planned.key}
         earlier = read_holder(work.lock)
         with hold(work.lock, holder, lambda other: tracker.record("step_waiting", holder=other)) as waited:
             entry = recall(self.store, key) if waited or forced is None else None
             if entry is not None:
                 self._not_forced_any_more(planned)
-                return self._reuse(planned, entry, "reused")
+                return entry, "reused", self._reuse(planned, entry, "reuses what the other run made")
             if forced not in (None, key):  # else what is there is this step's own, of an attempt that was killed
                 work.remove()
                 self.recorder.set_forced({**self.recorder.info.forced, planned.key: key})
@@ -358,9 +353,7 @@ class _Run:
             work.remove()
         refs = {port: artifact.ref for port, artifact in outputs.items()}
         tracker.record("step_finished", outputs=refs, seconds=entry.seconds)
-        signals = self.recorder.signals(planned.key)
-        found = advice.hints_for_signals(signals, planned.manifest, planned.config)
-        return StepResult.of(planned, entry, "ran", outputs, *found)
+        return entry, "ran", outputs
 
     def _take_over_own_attempt(self, planned: PlannedStep, work: WorkFolder, depends: Mapping[str, str]) -> None:
         """Go on from this run's last attempt under another key, where nothing but code has changed since: whoever
@@ -386,46 +379,35 @@ class _Run:
         if planned.key in forced:
             self.recorder.set_forced({key: began for key, began in forced.items() if key != planned.key})
 
-    def _reuse(self, planned: PlannedStep, entry: CacheEntry, state: str) -> StepResult:
+    def _reuse(self, planned: PlannedStep, entry: CacheEntry, reason: str) -> Mapping[str, Artifact]:
         outputs = dict(entry.outputs)
         if planned.key in self.plan.goals and self.store.backend.scratch == Path(self.store.backend.url):
             outputs = {port: self.store.open(artifact) for port, artifact in outputs.items()}
         accepted = {f"accepted {a.producer.acceptance}" for a in outputs.values() if a.producer and a.producer.accepted}
-        reason = ", ".join(["cached" if state == "cached" else "reuses what the other run made", *accepted])
         self.recorder.tracker(planned.key).record(
             "step_cached",
             cache_key=entry.key,
             outputs={port: artifact.ref for port, artifact in outputs.items()},
-            reason=reason,
+            reason=", ".join([reason, *accepted]),
             made_by=entry.run,
             summary=entry.summary,
         )
-        return StepResult.of(planned, entry, state, outputs)
+        return outputs
 
     def _call(
         self, planned: PlannedStep, config: Any, inputs: Mapping[str, Artifact], work: WorkFolder
     ) -> tuple[dict[str, OutputSlot], dict[str, Any], float]:
         function = imported(planned.manifest.step.entry or "", planned)
-        slots = work.prepare(planned.produces)
-        tracker = self.recorder.tracker(planned.key)
-        started = time.monotonic()
-        context = StepContext(
-            config=config,
-            inputs=inputs,
-            outputs=slots,
-            work=work.work,
-            tracker=tracker,
-            step_id=planned.step_id,
-            run_id=self.recorder.folder.id,
-            started=self.started,
-        )
+        slots, run_id = work.prepare(planned.produces), self.recorder.folder.id
+        tracker, started = self.recorder.tracker(planned.key), time.monotonic()
+        context = StepContext(config, inputs, slots, work.work, tracker, planned.step_id, run_id, self.started)
         try:
             function(context)
         except Exception as error:
             if was_interrupted(error):
                 raise KeyboardInterrupt from error
             self.recorder.log_traceback(error)
-            failure = as_steps_error(error, planned, work.path, self.recorder.folder.id)
+            failure = as_steps_error(error, planned, work.path, run_id)
             raise name_users_files(failure, inputs.values()) from error
         summary = self.recorder.summary(planned.key)
         seconds = time.monotonic() - started
@@ -441,20 +423,20 @@ class _Run:
             self.recorder.tracker(planned.key).record(
                 "step_failed", error=error.to_dict(), traceback=traceback_text(error), row=row_at(error.where)
             )
-            for hint in found:
-                self._journal_hint(planned, hint, failure=True)
+            self._journal_hints(planned, found, failure=True)
             self.recorder.set_step(planned.key, FAILED)
         except (OSError, StorageError) as unwritable:
             report_unwritable(unwritable, self.recorder.folder.path)
 
-    def _journal_hint(self, planned: PlannedStep, hint: advice.Hint, *, failure: bool) -> None:
-        self.recorder.tracker(planned.key).record("hint", text=hint.render(), failure=failure, **hint.to_dict())
+    def _journal_hints(self, planned: PlannedStep, hints: Sequence[advice.Hint], *, failure: bool) -> None:
+        for hint in hints:
+            self.recorder.tracker(planned.key).record("hint", text=hint.render(), failure=failure, **hint.to_dict())
 
     def end(self, status: str, started: float, error: StepsError | None = None, traceback: str = "") -> None:
         """Journal the end and write the report. `traceback` is that of an error of nobody's step."""
-        seconds, ran = time.monotonic() - started, sum(result.state == "ran" for result in self.results)
-        counts = {"ran": ran, "cached": len(self.results) - ran}
-        self.recorder.finish(self.store, status, error, seconds=seconds, **counts, traceback=traceback)
+        ran = sum(result.state == "ran" for result in self.results)
+        counts = {"ran": ran, "cached": len(self.results) - ran, "seconds": time.monotonic() - started}
+        self.recorder.finish(self.store, status, error, **counts, traceback=traceback)
 
     def end_badly(self, error: BaseException, signal_name: str | None, started: float) -> BaseException:
         """Journal a failure or interruption; returns the error to raise."""

@@ -6,7 +6,7 @@ import shlex
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from nemotron_steps.artifacts.files import as_float
 from nemotron_steps.artifacts.store import ArtifactStore
@@ -34,18 +34,12 @@ class Signal:
 
 @dataclass(frozen=True)
 class Hint:
-    """One piece of advice.
-
-    Attributes:
-        name: the signal or the manifest's name of the error.
-        because: what was seen: a signal with the run's numbers, or the manifest's name of the error.
-        advice: what to do, from the manifest.
-        overrides: `key=value` to add to the command.
-        skill: where to read more, as the manifest says it.
-    """
+    """One piece of advice, from the manifest."""
 
     name: str
+    """The signal or the manifest's name of the error."""
     because: str
+    """What was seen: a signal with the run's numbers, or the manifest's name of the error."""
     advice: str
     overrides: tuple[str, ...] = ()
     skill: str | None = None
@@ -69,10 +63,10 @@ def hints_for_failure(
         for entry in manifest.errors
         if _matches(entry, error)
     ]
-    chain, own = list(_chain(error)), []  # signals that the failure itself amounts to
-    if any(isinstance(each, MemoryError) or _OUT_OF_MEMORY.search(_text(each)) for each in chain):
+    own = []  # signals that the failure itself amounts to
+    if any(isinstance(each, MemoryError) or _OUT_OF_MEMORY.search(repr(each)) for each in _chain(error)):
         own.append(Signal("out_of_memory"))
-    if any(isinstance(each, JudgeUnavailableError) for each in chain):
+    if any(isinstance(each, JudgeUnavailableError) for each in _chain(error)):
         own.append(Signal("judge_unavailable"))
     return [*found, *hints_for_signals([*signals, *own], manifest, config)]
 
@@ -102,11 +96,10 @@ def hints_for_signals(signals: Sequence[Signal], manifest: StepManifest, config:
     """Advice for signals: every strategy that answers one, in the manifest's order, each once."""
     found: list[Hint] = []
     for strategy in manifest.strategies:
-        for signal in signals:
-            if signal.name in strategy.signal:
-                seen, text = signal_text(signal.name, signal.numbers, signal.count), f"{strategy.when}: {strategy.then}"
-                found.append(Hint(signal.name, seen, text, strategy.overrides_for(config), strategy.skill))
-                break
+        signal = next((signal for signal in signals if signal.name in strategy.signal), None)
+        if signal is not None:
+            seen, text = signal_text(signal.name, signal.numbers, signal.count), f"{strategy.when}: {strategy.then}"
+            found.append(Hint(signal.name, seen, text, strategy.overrides_for(config), strategy.skill))
     return found
 
 
@@ -119,13 +112,9 @@ def _matches(entry: ErrorHint, error: BaseException) -> bool:
             if _CODE.fullmatch(pattern):
                 if isinstance(each, StepsError) and each.code == pattern:
                     return True
-            elif pattern in classes or re.search(pattern, _text(each), re.IGNORECASE):
+            elif pattern in classes or re.search(pattern, f"{type(each).__name__}: {each}", re.IGNORECASE):
                 return True
     return False
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -137,8 +126,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__
 
 
-@dataclass(frozen=True)
-class FailedCheck:
+class FailedCheck(NamedTuple):
     """A check that does not hold, and what was found."""
 
     check: StageCheck
@@ -184,10 +172,10 @@ def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float
     """The numbers of a summary: NAME, of a change what it came to, of nested values NAME/ROW/COLUMN."""
     found: dict[str, float] = {}
     for name, value in values.items():
-        if isinstance(value, Mapping):
-            if "before" in value and (after := as_float(value.get("after"))) is not None:
-                found[f"{prefix}{name}"] = after
-            found.update(flat_numbers(value, f"{prefix}{name}/"))
-        elif (single := as_float(value)) is not None:
-            found[f"{prefix}{name}"] = single
+        nested = isinstance(value, Mapping)
+        number = as_float(value.get("after") if nested and "before" in value else value)
+        if number is not None:
+            found[f"{prefix}{name}"] = number
+        if nested:
+            found |= flat_numbers(value, f"{prefix}{name}/")
     return found

@@ -1,5 +1,6 @@
 """The seam to a step's own code: its function, its config model, and what it raises as an error of this package."""
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.errors import StepFailedError, StepsError, StorageError, UnsupportedError, of_run
 from nemotron_steps.errors.plugins import load_object
 from nemotron_steps.resolver.plan import PlannedStep
-from nemotron_steps.runs.step_workdir import filled_config
+from nemotron_steps.runs.step_workdir import bound_values
 
 ENGINE = "pip install 'nemotron-steps[engine]'"
 """What brings the packages that train and generate."""
@@ -23,7 +24,6 @@ _ALMOST_NOTHING = 1 << 20
 
 def imported(reference: str, planned: PlannedStep) -> Any:
     """The function that a manifest names as `module:name`. UnsupportedError if it cannot be imported."""
-    module_name, _, name = reference.partition(":")
     try:
         return load_object(reference)
     except ImportError as error:
@@ -37,7 +37,7 @@ def imported(reference: str, planned: PlannedStep) -> Any:
         raise UnsupportedError(
             f"step '{planned.step_id}' names a function that does not exist",
             where=planned.manifest.where("step", "entry"),
-            expected=f"a function '{name}' in {module_name}",
+            expected="a function '{2}' in {0}".format(*reference.partition(":")),
             found=reference,
         ) from error
 
@@ -50,7 +50,15 @@ def _of_engine(error: BaseException) -> bool:
 
 def validated_config(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> Any:
     """The step's config model with input paths filled in; plain values for a step without a schema."""
-    values = filled_config(planned, inputs)
+    values: dict[str, Any] = copy.deepcopy(dict(planned.config))
+    for key, path in bound_values(planned, inputs).items():
+        *parents, last = key.split(".")
+        node = values
+        for part in parents:
+            if not isinstance(node.get(part), dict):
+                node[part] = {}
+            node = node[part]
+        node[last] = path
     reference = planned.manifest.step.config_schema
     if reference is None:
         return values
@@ -71,15 +79,12 @@ def as_steps_error(error: Exception, planned: PlannedStep, work: Path, run_id: s
             hints=(ENGINE,),
         )
     storage = as_storage_error(error, work)
-    if storage is None and free_bytes(work) < _ALMOST_NOTHING:
-        storage = StorageError(
-            f"the step failed while the disk is full: {error}",
-            where=str(work),
-            found=f"{free_bytes(work)} bytes free",
-            hints=("free some space and run the same command again: committed artifacts and checkpoints are kept",),
-        )
     if storage is not None:
         return storage
+    if (free := free_bytes(work)) < _ALMOST_NOTHING:
+        hint = "free some space and run the same command again: committed artifacts and checkpoints are kept"
+        what = f"the step failed while the disk is full: {error}"
+        return StorageError(what, where=str(work), found=f"{free} bytes free", hints=(hint,))
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next

@@ -8,7 +8,6 @@ work/<key>/filled.json       the step returned; only committing is left
 work/<key>.lock              held while someone works on the key
 """
 
-import copy
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -20,7 +19,7 @@ from nemotron_steps.artifacts.imports import default_name
 from nemotron_steps.artifacts.models import Artifact, Edge, Producer
 from nemotron_steps.artifacts.records import NUMBER, json_object, require_shape
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import ArtifactError, DataError, StepFailedError, StepsError, UnknownNameError
+from nemotron_steps.errors import ArtifactError, DataError, StepFailedError, StepsError, UnknownNameError, first_line
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import PlannedStep, SuppliedInput
 from nemotron_steps.runs.context import OutputSlot
@@ -177,18 +176,16 @@ def open_input(
     """The artifact a user supplied for a port, verified: a path, used in place, a name or digest of the home, or a
     model of the hub, which is None without `fetch` if it is not on this machine."""
     consumes = planned.manifest.inputs[port]
-    where = f"{planned.key}.{port}"
-    path = Path(source.ref).expanduser()
+    where, path = f"{planned.key}.{port}", Path(source.ref).expanduser()
     supertypes = types.ancestors(source.type) if types is not None and source.type is not None else ()
     if path.exists():
         return store.open(store.reference(path, type_name=source.type, supertypes=supertypes))
     try:
         return store.open(source.ref)
     except (UnknownNameError, ArtifactError) as error:
-        named_here = isinstance(error, ArtifactError) and "is not an artifact reference" not in error.what
-        if named_here or not _MODEL_NAME.fullmatch(source.ref) or not consumes.type.startswith("checkpoint"):
-            if named_here:
-                raise
+        if isinstance(error, ArtifactError) and "is not an artifact reference" not in error.what:
+            raise
+        if not _MODEL_NAME.fullmatch(source.ref) or not consumes.type.startswith("checkpoint"):
             raise ArtifactError(
                 f"input '{port}' is neither a path nor an artifact of this home",
                 where=where,
@@ -196,9 +193,23 @@ def open_input(
                 found=source.ref,
                 hints=(f"--input {port}=PATH", "steps artifacts list", *error.hints[:1]),
             ) from error
-    folder = _hub_folder(source.ref, where, port, fetch=fetch)
-    if folder is None:
-        return None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+    try:
+        with waiting(f"the hub to send {source.ref}"):
+            folder = Path(snapshot_download(source.ref, allow_patterns=patterns, local_files_only=not fetch))
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
+        if not fetch:
+            return None
+        raise ArtifactError(
+            f"model '{source.ref}' could not be fetched from the model hub",
+            where=where,
+            expected="a model folder, an artifact of this home, or a hub name that can be reached from here",
+            found=f"{type(error).__name__}: {first_line(error)}",
+            hints=(f"--input {port}=PATH_TO_MODEL_FOLDER",),
+        ) from error
     name = default_name(Path(source.ref))
     return store.open(store.reference(folder, type_name=source.type, supertypes=supertypes, name=name))
 
@@ -238,49 +249,27 @@ def bound_values(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[s
     return filled
 
 
-def filled_config(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str, Any]:
-    """The step's config values with every bound key set to its artifact's path."""
-    values: dict[str, Any] = copy.deepcopy(dict(planned.config))
-    for key, path in bound_values(planned, inputs).items():
-        *parents, last = key.split(".")
-        node = values
-        for part in parents:
-            if not isinstance(node.get(part), dict):
-                node[part] = {}
-            node = node[part]
-        node[last] = path
-    return values
-
-
 def check_inputs(planned: PlannedStep, inputs: Mapping[str, Artifact], types: TypeGraph) -> None:
     """Check what could not be checked before the artifacts were there."""
     for consumes in planned.manifest.consumes:
-        artifact = inputs.get(consumes.name)
+        name, artifact = consumes.name, inputs.get(consumes.name)
+        where = f"{planned.key}.{name}" + (f" = {artifact.ref}" if artifact is not None else "")
         if artifact is None:
             if consumes.required:
-                raise ArtifactError(
-                    f"input '{consumes.name}' is missing",
-                    where=f"{planned.key}.{consumes.name}",
-                    expected=f"an artifact of type {consumes.type}",
-                    hints=(f"--input {consumes.name}=PATH",),
-                )
+                expected, hints = f"an artifact of type {consumes.type}", (f"--input {name}=PATH",)
+                raise ArtifactError(f"input '{name}' is missing", where=where, expected=expected, hints=hints)
             continue
         if artifact.type != consumes.type and not types.is_a(artifact.type, consumes.type):
-            raise ArtifactError(
-                f"input '{consumes.name}' is of the wrong type",
-                where=f"{planned.key}.{consumes.name} = {artifact.ref}",
-                expected=consumes.type,
-                found=artifact.type,
-                hints=(f"steps list --produces {consumes.type}",),
-            )
-        for name, wanted in consumes.attributes.items():
+            what, hints = f"input '{name}' is of the wrong type", (f"steps list --produces {consumes.type}",)
+            raise ArtifactError(what, where=where, expected=consumes.type, found=artifact.type, hints=hints)
+        for attribute, wanted in consumes.attributes.items():
             accepted = wanted if isinstance(wanted, list | tuple) else [wanted]
-            found = artifact.attributes.get(name)
+            found = artifact.attributes.get(attribute)
             if found not in accepted:
                 raise ArtifactError(
-                    f"input '{consumes.name}' has the wrong {name}",
-                    where=f"{planned.key}.{consumes.name} = {artifact.ref}",
-                    expected=" or ".join(str(each) for each in accepted),
+                    f"input '{name}' has the wrong {attribute}",
+                    where=where,
+                    expected=" or ".join(map(str, accepted)),
                     found="not recorded" if found is None else str(found),
                     hints=(f"steps artifacts show {artifact.ref}",),
                 )
@@ -290,55 +279,30 @@ def check_inputs(planned: PlannedStep, inputs: Mapping[str, Artifact], types: Ty
             for port, attribute in constraint.terms
             if port in inputs and attribute in inputs[port].attributes
         }
-        first = next(iter(values.items()), None)
         for term, value in values.items():
-            if first is not None and value != first[1]:
+            first, same = next(iter(values.items()))
+            if value != same:
                 raise ArtifactError(
-                    constraint.description or f"{first[0]} and {term} must be the same",
+                    constraint.description or f"{first} and {term} must be the same",
                     where=f"{planned.key}: {', '.join(f'{p} = {a.ref}' for p, a in inputs.items())}",
-                    expected=f"{term} = {first[1]} (as {first[0]})",
+                    expected=f"{term} = {same} (as {first})",
                     found=f"{term} = {value}",
                 )
 
 
 def name_users_files(error: StepsError, inputs: Iterable[Artifact]) -> StepsError:
     """The error with the user's own files named where it names copies of them in the home, if they still are alike."""
-    theirs: dict[str, str] = {}
     texts = [text for text in (error.what, error.where, error.expected, error.found, *error.hints) if text]
     for artifact in inputs:
         if not artifact.source or Path(artifact.source) == artifact.path:
             continue
         for record in artifact.files:
-            copy = str(artifact.path / record.path)
-            source = Path(artifact.source)
+            copy, source = str(artifact.path / record.path), Path(artifact.source)
             own = source if source.is_file() else source / record.path
-            if any(copy in text for text in texts) and own.is_file() and sha256_file(own) == record.sha256:
-                theirs[copy] = str(own)
-
-    for there, here in theirs.items():
-        error.what = error.what.replace(there, here)
-        error.where, error.expected, error.found = (
-            text and text.replace(there, here) for text in (error.where, error.expected, error.found)
-        )
-        error.hints = tuple(hint.replace(there, here) for hint in error.hints)
+            if not any(copy in text for text in texts) or not own.is_file() or sha256_file(own) != record.sha256:
+                continue
+            for name in ("what", "where", "expected", "found"):
+                text = getattr(error, name)
+                setattr(error, name, text and text.replace(copy, str(own)))
+            error.hints = tuple(hint.replace(copy, str(own)) for hint in error.hints)
     return error
-
-
-def _hub_folder(name: str, where: str, port: str, *, fetch: bool) -> Path | None:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
-
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
-    try:
-        with waiting(f"the hub to send {name}"):
-            return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not fetch))
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
-        if not fetch:
-            return None
-        raise ArtifactError(
-            f"model '{name}' could not be fetched from the model hub",
-            where=where,
-            expected="a model folder, an artifact of this home, or a hub name that can be reached from here",
-            found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no answer'}",
-            hints=(f"--input {port}=PATH_TO_MODEL_FOLDER",),
-        ) from error

@@ -1,4 +1,4 @@
-"""The page of every run and artifact: what it links, what it escapes, and that it sorts and filters in a browser."""
+"""The page of every run and artifact: what it links and what it escapes."""
 
 from html.parser import HTMLParser
 from pathlib import Path

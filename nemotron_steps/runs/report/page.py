@@ -25,7 +25,7 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError
 from nemotron_steps.runs import log_format
 from nemotron_steps.runs.report import svg
-from nemotron_steps.runs.report.data import RunReport, StepReport, read_report
+from nemotron_steps.runs.report.data import RunReport, read_report
 from nemotron_steps.runs.report.seed_stats import MEANING, Outcome, as_text, spread_tables
 from nemotron_steps.runs.run_folder import KILLED, RunInfo, called, list_runs
 
@@ -57,6 +57,10 @@ def write_comparison(folders: Sequence[Path], store: ArtifactStore) -> Path:
 
 def render_page(run: RunReport) -> str:
     """The whole page about a run."""
+    outcomes = []
+    for step in run.steps:
+        instance = step.plan.get("instance") or {}
+        outcomes.append(Outcome(step.key, step.summary, instance.get("stage", ""), instance.get("labels")))
     ran = sum(step.state == "ran" for step in run.steps)
     cached = sum(step.state in ("cached", "reused") for step in run.steps)
     return render(
@@ -70,12 +74,10 @@ def render_page(run: RunReport) -> str:
             f"{ran} ran, {cached} cached" if cached else f"{ran} step{'' if ran == 1 else 's'} ran",
             *([f"attempt {run.attempts}"] if run.attempts > 1 else []),
         ],
-        spreads={title: as_text(table) for title, table in spread_tables(map(_outcome, run.steps)).items()},
+        spreads={title: as_text(table) for title, table in spread_tables(outcomes).items()},
         spread_meaning=MEANING,
-        plan=_plan(run),
         spent={step.key: step.seconds for step in run.steps if step.state == "ran" and step.seconds},
         arranged=svg.arranged,
-        by_kind=svg.by_kind,
         chosen_samples=_chosen_samples,
         shown_apart=_APART,
         command=command_of(run.request),
@@ -138,26 +140,6 @@ def _source(name: str) -> str:
 
 def _asset(name: str) -> str:
     return (files("nemotron_steps.runs.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _outcome(step: StepReport) -> Outcome:
-    instance = step.plan.get("instance") or {}
-    return Outcome(step.key, step.summary, instance.get("stage", ""), instance.get("labels"))
-
-
-def _plan(run: RunReport) -> Markup:
-    """The graph of the plan."""
-    nodes = []
-    for step in run.steps:
-        parents = tuple(
-            (str(source.get("step", "")), f"{port} ← {source.get('step') or source.get('ref')}")
-            for port, source in step.plan.get("inputs", {}).items()
-        )
-        took = step.seconds is not None and step.state != "pending"
-        notes = [step.state, log_format.seconds(step.seconds or 0.0) if took else ""]
-        notes.append("inserted" if step.plan.get("inserted") else "")
-        nodes.append(svg.Node(step.key, " · ".join(filter(None, notes)), step.state, parents))
-    return svg.plan_graph(nodes) if nodes else Markup()
 
 
 def _chosen_samples(samples: Sequence[Mapping[str, Any]]) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
