@@ -30,10 +30,7 @@ class RowSpans:
     """The rows of a layout as runs: first whole rows (shared prompts first), then suffixes."""
 
     whole: Spans
-    prompt: Spans | None
-    prompt_tokens: int
     suffix: Spans | None
-    family: Spans | None  # all suffixes of one prompt, run by run
     first_suffix: Tensor  # int64 [whole rows + 1], on CPU: where each one's suffixes begin
     lengths: Tensor  # int64 [rows], on CPU
     rows: Tensor  # int32 [rows, 6]: triton_attention.FIELDS

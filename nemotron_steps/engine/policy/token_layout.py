@@ -221,7 +221,7 @@ def build_layout(
         targets=torch.from_numpy(ids[row_of, column]),
         cells=torch.from_numpy(row_of * width + column),
         shape=(len(index), width),
-        spans=_row_spans(len(parents), whole_lengths, suffix_lengths, suffix_parents, padding),
+        spans=_row_spans(whole_lengths, suffix_lengths, suffix_parents, padding),
         carried=tuple((int(head[row]), int(head[row] + lengths[row])) for row in carrier),
         routed_experts=routed,
         ahead=tuple(depths),
@@ -240,8 +240,8 @@ def _needed(batch: TrainBatch, index: Ints) -> tuple[Ints, Ints, npt.NDArray[np.
     return ids, np.where(trained.any(axis=1), width - 1 - trained[:, ::-1].argmax(axis=1), 1), trained
 
 
-def _row_spans(parents: int, whole_lengths: Ints, suffix_lengths: Ints, suffix_parents: Ints, padding: int) -> RowSpans:
-    """Where rows begin and end, the first `parents` whole ones being shared prompts."""
+def _row_spans(whole_lengths: Ints, suffix_lengths: Ints, suffix_parents: Ints, padding: int) -> RowSpans:
+    """Where rows begin and end."""
     first_suffix = np.zeros(len(whole_lengths) + 1, np.int64)
     np.cumsum(np.bincount(suffix_parents, minlength=len(whole_lengths)), out=first_suffix[1:])
     lengths = np.concatenate([whole_lengths, suffix_lengths])
@@ -253,10 +253,7 @@ def _row_spans(parents: int, whole_lengths: Ints, suffix_lengths: Ints, suffix_p
     rows[: len(whole_lengths), 4], rows[: len(whole_lengths), 5] = bounds[:-1], bounds[1:]
     return RowSpans(
         whole=_spans(whole_lengths),
-        prompt=_spans(whole_lengths[:parents]) if parents else None,
-        prompt_tokens=int(whole_lengths[:parents].sum()),
-        suffix=_spans(suffix_lengths) if parents else None,
-        family=_spans(np.bincount(suffix_parents, suffix_lengths)) if parents else None,
+        suffix=_spans(suffix_lengths) if len(suffix_lengths) else None,
         first_suffix=torch.from_numpy(first_suffix),
         lengths=torch.from_numpy(lengths),
         rows=torch.from_numpy(rows),
