@@ -24,7 +24,7 @@ from nemotron_steps.engine.kernels.varlen import Range, RowSpans, Spans, size
 from nemotron_steps.engine.types import TrainBatch
 
 if TYPE_CHECKING:
-    from nemotron_steps.engine.policy.mamba.segments import Runs
+    from nemotron_steps.engine.policy.mamba.scan import Runs
 
 Ints = npt.NDArray[np.int64]
 

@@ -5,10 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-from nemotron_steps.engine.policy.token_layout import build_layout
-from tests.engine.policy.batches import grouped_batch
 
 KERNELS = """
 import torch
