@@ -36,7 +36,7 @@ from nemotron_steps.engine.policy.logprob import Results, TokenOutputs, linear_l
 from nemotron_steps.engine.policy.lora import attach_adapters, without_adapters
 from nemotron_steps.engine.policy.micro_batches import RankWork, plan_micro_batches, row_use, token_multiple
 from nemotron_steps.engine.policy.model import PolicyModel
-from nemotron_steps.engine.policy.moe.router import counting, replay_metrics
+from nemotron_steps.engine.policy.moe import counting, replay_metrics
 from nemotron_steps.engine.policy.multi_token_prediction import PredictionLoss
 from nemotron_steps.engine.policy.optimizer import FlatAdamW, refuse_non_finite
 from nemotron_steps.engine.policy.teacher_logprob import compared, linear_divergence
