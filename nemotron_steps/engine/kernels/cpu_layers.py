@@ -13,7 +13,6 @@ from ctypes import c_float, c_int64, c_void_p
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -128,51 +127,38 @@ class _NativeAttention(torch.autograd.Function):
 # ------------------------------------------------------------------------------------------- passes, without autograd
 
 
+def _kernels() -> Any:
+    kernels = library()
+    assert kernels is not None  # `runs_natively`
+    return kernels
+
+
 def rms_normalize(states: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """[T, W] → states / rms over the last dimension, and 1 / rms [T, 1]."""
-    kernels = library()
-    if kernels is None:
-        scale = torch.linalg.vecdot(states, states).div_(states.shape[1]).add_(eps).rsqrt_().unsqueeze(-1)
-        return states * scale, scale
     states = states.contiguous()
     unit, scale = torch.empty_like(states), states.new_empty(states.shape[0], 1)
-    kernels.norm_forward(_at(states), _at(unit), _at(scale), *_sizes(states), c_float(eps), _threads())
+    _kernels().norm_forward(_at(states), _at(unit), _at(scale), *_sizes(states), c_float(eps), _threads())
     return unit, scale
 
 
 def rms_normalize_backward(grad: Tensor, unit: Tensor, scale: Tensor, plus: Tensor) -> Tensor:
     """Gradient of the states from that of the unit rows (overwritten), and `plus`."""
-    kernels = library()
-    if kernels is None:
-        along = torch.linalg.vecdot(grad, unit).div_(-unit.shape[1]).unsqueeze(-1)
-        return grad.addcmul_(unit, along).mul_(scale).add_(plus)
     plus = plus.contiguous()  # what autograd hands on may be one number, expanded
-    kernels.norm_backward(_at(grad), _at(unit), _at(scale), _at(plus), *_sizes(grad), _threads())
+    _kernels().norm_backward(_at(grad), _at(unit), _at(scale), _at(plus), *_sizes(grad), _threads())
     return grad
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) · up [T, W], of [T, 2 · W] that holds gate, then up."""
-    kernels = library()
-    if kernels is None:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
     activated = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-    kernels.swiglu_forward(_at(gate_up), _at(activated), *_sizes(activated), _threads())
+    _kernels().swiglu_forward(_at(gate_up), _at(activated), *_sizes(activated), _threads())
     return activated
 
 
 def swiglu_backward(gate_up: Tensor, grad: Tensor) -> Tensor:
     """Gradient of gate_up from that of the activated, which may be overwritten."""
-    kernels = library()
     result = torch.empty_like(gate_up)
-    if kernels is None:
-        gate, up = gate_up.chunk(2, dim=-1)
-        grad_gate, grad_up = result.chunk(2, dim=-1)
-        torch.mul(grad, F.silu(gate), out=grad_up)
-        torch.ops.aten.silu_backward.grad_input(grad.mul_(up), gate, grad_input=grad_gate)
-        return result
-    kernels.swiglu_backward(_at(gate_up), _at(grad), _at(result), *_sizes(grad), _threads())
+    _kernels().swiglu_backward(_at(gate_up), _at(grad), _at(result), *_sizes(grad), _threads())
     return result
 
 
@@ -229,8 +215,7 @@ class _Attention(ctypes.Structure):
 
 
 def _run(spans: RowSpans, eps: float, mixed: Tensor, **tensors: Tensor | None) -> None:
-    kernels = library()
-    assert kernels is not None
+    kernels = _kernels()
     kernels.attention_scratch.restype = c_int64
     tensors |= {
         "mixed": mixed,

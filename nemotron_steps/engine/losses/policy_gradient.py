@@ -98,15 +98,14 @@ class PolicyGradientLoss(Loss):
             sums.update(mismatch_sums(prev, generation, mask, config.reference_policy_kl_type))
             if not config.disable_ppo_ratio:  # else the factor is the logprob itself
                 sums.update(_ratio_sums(raw, clipped, mask))
-            names = (
-                ("sampling_importance_ratio", "is_oob_ratio"),
-                ("sequence_importance_ratio", "sequence_is_oob_ratio"),
-            )
-            for at, values in enumerate((weights, outside)):
-                if values is not None:
-                    by_token = values.shape == mask.shape
-                    among = mask if by_token else batch.sample_mask.float().unsqueeze(-1)
-                    sums[names[not by_token][at]] = masked_sum(values, among)
+            sequences = batch.sample_mask.float().unsqueeze(-1)
+            by_token = weights.shape == mask.shape
+            name = "sampling_importance_ratio" if by_token else "sequence_importance_ratio"
+            sums[name] = masked_sum(weights, mask if by_token else sequences)
+            if outside is not None:
+                by_token = outside.shape == mask.shape
+                name = "is_oob_ratio" if by_token else "sequence_is_oob_ratio"
+                sums[name] = masked_sum(outside, mask if by_token else sequences)
             # Entropy over the generator's samples, reweighted to the current policy.
             reweighting = importance_weights(logprobs, generation, mask)
             sums["approx_entropy"] = masked_sum(-reweighting * logprobs, mask)
@@ -172,7 +171,7 @@ def _fill(values: Tensor, keep: Tensor) -> Tensor:
 
 
 def mismatch_sums(prev: Tensor, generation: Tensor, mask: Tensor, kind: KlType) -> MetricSums:
-    """How far generator and trainer disagree on what was sampled; js as NeMo-RL has it: p over the mean m, not m over p."""
+    """How far generator and trainer disagree on what was sampled; js as NeMo-RL has it: p over m and not m over p."""
 
     def kl(logprobs: Tensor, reference: Tensor, kind: KlType) -> Tensor:
         return kl_divergence(logprobs, reference, kind, input_clamp=None, output_clamp=None)

@@ -138,13 +138,6 @@ def assert_feeds_forward(hidden=24, ffn=40):
     assert_conditioned(found, in_float64(partial(gated_mlp, eps=EPS)), *given)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_the_feed_forward_half_and_every_gradient(compiled, monkeypatch):
-    if not compiled:
-        monkeypatch.setattr(cpu_layers, "library", lambda: None)
-    assert_feeds_forward()
-
-
 @pytest.mark.compiler
 @pytest.mark.usefixtures("kernels_for")
 @pytest.mark.parametrize(("hidden", "ffn"), [(3, 5), (24, 40), (20, 33)])
@@ -152,6 +145,7 @@ def test_the_feed_forward_half_with_vectors_of_any_width(hidden, ffn):
     assert_feeds_forward(hidden, ffn)
 
 
+@pytest.mark.compiler
 def test_states_and_a_gradient_that_do_not_lie_row_by_row():
     hidden, grad = torch.randn(24, 1, 70).transpose(0, 2), torch.ones(()).expand(70, 1, 24)
     weights = [torch.randn(24), torch.randn(2 * 40, 24), torch.randn(24, 40)]
