@@ -43,7 +43,7 @@ from nemotron_steps.engine.policy.teacher_logprob import compared, linear_diverg
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.engine.schedules import learning_rate
 from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.models.adapters import AdapterBase, adapter_pairs, save_adapter
+from nemotron_steps.models.adapters import adapter_pairs, save_adapter
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.huggingface import WeightReader, save_hf_checkpoint
 from nemotron_steps.models.mapping import hf_names, to_megatron
@@ -282,14 +282,9 @@ class MegatronPolicy:
 
     def save_adapter(self, path: str | Path, base: str, digest: str) -> None:
         """The adapters alone, as a folder that PEFT loads. Collective; rank 0 writes. See Policy."""
-        write = partial(
-            save_adapter,
-            path,
-            config=self.config.megatron_cfg.peft,
-            base=AdapterBase(base, digest),
-            every=hf_names(self.architecture),
-        )
-        checkpoint.written_by_rank_0(write, self.shards.adapter_tensors(), self.shards.bases())
+        config, every = self.config.megatron_cfg.peft, hf_names(self.architecture)
+        write = partial(save_adapter, path, config=config, every=every, base=base, digest=digest)
+        checkpoint.written_by_rank_0(write, self.shards.adapter_tensors())
 
     def save_hf(self, path: str | Path) -> None:
         """A Hugging Face checkpoint folder, adapters added. Collective; rank 0 writes."""
