@@ -202,7 +202,7 @@ def save_adapter(
     base: str,
     digest: str,
 ) -> None:
-    """Write an adapter folder of PEFT-named `tensors`. every: names of all Hugging Face weights; base: the folder that it
+    """Write an adapter folder of PEFT-named `tensors`. every: names of all Hugging Face weights; base: the folder it
     was trained on, and the digest of that artifact, empty for none."""
     from safetensors.torch import save_file
 
