@@ -4,11 +4,9 @@ On CUDA in half precision by our own Triton kernels (docs/internals/packed_atten
 and with shared prompts attended to in place; by torch's attention over padded rows elsewhere.
 """
 
-from __future__ import annotations
-
 import logging
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +16,6 @@ from torch.autograd.function import once_differentiable
 
 from nemotron_steps.engine.kernels.cpu_layers import attention_half, native_attention, runs_natively
 from nemotron_steps.engine.kernels.fused import split_heads
-from nemotron_steps.engine.kernels.varlen import pad, size, unpad
 from nemotron_steps.engine.policy.distributed.context_parallel import (
     columns,
     from_shares,
@@ -29,6 +26,7 @@ from nemotron_steps.engine.policy.distributed.context_parallel import (
     to_tokens,
 )
 from nemotron_steps.engine.policy.layers import column_linear, row_linear
+from nemotron_steps.engine.policy.token_layout import Grid, TokenLayout, VarlenSegments, pad, size, unpad
 from nemotron_steps.models.megatron_core import load_megatron_core
 
 load_megatron_core()
@@ -38,10 +36,6 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules  # noqa: E402
 from megatron.core.transformer.enums import AttnMaskType  # noqa: E402
 from megatron.core.transformer.identity_op import IdentityOp  # noqa: E402
-
-if TYPE_CHECKING:
-    from nemotron_steps.engine.policy.token_layout import Grid, TokenLayout, VarlenSegments
-
 
 _LOG = logging.getLogger(__name__)
 SIZES = (64, 128)
@@ -88,7 +82,8 @@ def packed_takes(query: Tensor, key: Tensor) -> bool:
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: TokenLayout) -> Tensor:
     """As flat_attention: query [T, heads, head_dim] → [T, heads, head_dim]."""
     states = (part.contiguous() for part in (query, key, value))
-    return _Packed.apply(*states, layout.spans.rows, layout.spans.longest, layout.padding)
+    longest = max(part.width for part in (layout.whole, layout.suffix) if part is not None)
+    return _Packed.apply(*states, layout.rows, longest, layout.padding)
 
 
 class _Packed(torch.autograd.Function):
@@ -215,7 +210,7 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
         grouped = mixed.view(mixed.shape[0], self.groups, self.queries + 2, width)
         scale = self._head_norm() if config.qk_layernorm else None
         if config.context_parallel_size == 1 and runs_natively(grouped):
-            out = native_attention(grouped, scale, cos_sin, layout.spans, config.layernorm_epsilon)
+            out = native_attention(grouped, scale, cos_sin, layout, config.layernorm_epsilon)
             return row_linear(self.linear_proj, out[:, None])
         heads = split_heads(grouped, scale, cos_sin, config.layernorm_epsilon)
         out = (flat_attention if config.context_parallel_size == 1 else self._over_ranks)(*heads, layout)
@@ -248,7 +243,7 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
             self._head_norm() if self.config.qk_layernorm else None,
             self.linear_proj.weight,
             cos_sin,
-            layout.spans,
+            layout,
             norm.eps,
         )
 

@@ -30,16 +30,21 @@ from nemotron_steps.engine.memory_tuning import keep_freed_memory
 from nemotron_steps.engine.policy import checkpoint
 from nemotron_steps.engine.policy.checkpoint import PolicySnapshot
 from nemotron_steps.engine.policy.distributed import parallel_dims as parallel
-from nemotron_steps.engine.policy.distributed.pipeline import Pipeline
 from nemotron_steps.engine.policy.distributed.shards import ModelShards
-from nemotron_steps.engine.policy.logprob import Results, TokenOutputs, linear_logprobs, linear_predictions
+from nemotron_steps.engine.policy.logprob import (
+    Results,
+    TokenOutputs,
+    compared,
+    linear_divergence,
+    linear_logprobs,
+    linear_predictions,
+)
 from nemotron_steps.engine.policy.lora import attach_adapters, without_adapters
 from nemotron_steps.engine.policy.micro_batches import RankWork, plan_micro_batches, row_use, token_multiple
 from nemotron_steps.engine.policy.model import PolicyModel
 from nemotron_steps.engine.policy.moe import counting, replay_metrics
 from nemotron_steps.engine.policy.multi_token_prediction import PredictionLoss
 from nemotron_steps.engine.policy.optimizer import FlatAdamW, refuse_non_finite
-from nemotron_steps.engine.policy.teacher_logprob import compared, linear_divergence
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.engine.schedules import learning_rate
 from nemotron_steps.engine.types import TrainBatch
@@ -128,7 +133,7 @@ class MegatronPolicy:
         self._outputs = TokenOutputs(
             self.groups, self.layout.context, config.logprob_chunk_size, self.architecture.vocab_size
         )
-        self._pipeline = Pipeline(self.groups, self.model.dtype, self.device)
+        self._pipeline = parallel.Pipeline(self.groups, self.model.dtype, self.device)
         scheduler = megatron.scheduler
         if scheduler.lr_decay_iters is None and total_steps is not None:
             scheduler = scheduler.model_copy(update={"lr_decay_iters": max(total_steps, scheduler.lr_warmup_iters + 1)})

@@ -11,9 +11,8 @@ import torch
 
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.batching import fixed_micro_batches, round_up, select_rows, token_budget_micro_batches
-from nemotron_steps.engine.kernels.varlen import to_device
 from nemotron_steps.engine.packing import pack
-from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout, prompt_content
+from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout, prompt_content, to_device
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError, EngineError
 from nemotron_steps.models.architecture import Architecture

@@ -46,7 +46,7 @@ def assert_attends(prompts, groups, queries, width, divisible_by, normed):
     pairs = []
     for _ in range(2):
         pairs.append([mixed.clone().requires_grad_(), norm.clone().requires_grad_() if normed else None])
-    found = cpu_layers.native_attention(*pairs[0], cos_sin, layout.spans, EPS)
+    found = cpu_layers.native_attention(*pairs[0], cos_sin, layout, EPS)
     expected = flat_attention(*split_heads(*pairs[1], cos_sin, EPS), layout)
     for out in (found, expected):
         out.backward(grad.flatten(1))
@@ -78,8 +78,8 @@ def test_any_number_of_threads_and_any_scratch_give_the_same_bits():
     layout, mixed, norm, cos_sin, grad = inputs(LAYOUTS["blocks"], 1, 3, 48)
 
     def everything():
-        attended, lse = attend(mixed, norm, cos_sin, layout.spans, EPS)
-        return attended, lse, *attend_backward(grad, mixed, lse, norm, cos_sin, layout.spans, EPS)
+        attended, lse = attend(mixed, norm, cos_sin, layout, EPS)
+        return attended, lse, *attend_backward(grad, mixed, lse, norm, cos_sin, layout, EPS)
 
     before, results = torch.get_num_threads(), [everything()]
     try:
@@ -112,7 +112,7 @@ def test_the_attention_half_and_every_gradient(groups, queries, divisible_by, no
     mine, theirs = ([leaf.clone().requires_grad_() for leaf in leaves] for _ in range(2))
     if not normed:
         mine[3] = theirs[3] = None
-    found = attention_half(*mine, cos_sin, layout.spans, EPS)
+    found = attention_half(*mine, cos_sin, layout, EPS)
     hidden, norm, qkv, heads, out = theirs
     mixed = linear(rms_norm(hidden, norm, EPS), qkv).view(tokens, groups, -1, width)
     attended = flat_attention(*split_heads(mixed, heads, cos_sin, EPS), layout)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nemotron_steps.engine.kernels.varlen import pad, unpad
+from nemotron_steps.engine.policy.token_layout import pad, unpad
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.policy.mamba.scan import Runs

@@ -9,9 +9,7 @@ Under tensor parallelism a rank has its share of every part; under context paral
 heads before the convolution. The gate and the norm stay with the tokens, so norms may span heads of several ranks.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nemotron_steps.engine.kernels.varlen import Range
 from nemotron_steps.engine.policy.distributed.context_parallel import Exchange, spread, to_tokens
 from nemotron_steps.engine.policy.distributed.parallel_dims import device
 from nemotron_steps.engine.policy.layers import column_linear, row_linear
 from nemotron_steps.engine.policy.mamba.libraries import library_for
 from nemotron_steps.engine.policy.mamba.scan import Runs, conv, scan, time_steps
+from nemotron_steps.engine.policy.token_layout import Range, TokenLayout
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.megatron_core import load_megatron_core
 
@@ -32,9 +30,6 @@ load_megatron_core()
 
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear  # noqa: E402
-
-if TYPE_CHECKING:
-    from nemotron_steps.engine.policy.token_layout import TokenLayout
 
 
 def gated_norm(y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
@@ -111,8 +106,8 @@ class MambaMixer(torch.nn.Module):
     def _recur(self, rest: Tensor, layout: TokenLayout, rank: int, ranks: int) -> Tensor:
         if layout.runs is None:  # once for all layers
             layout.runs = Runs(
-                layout.spans.lengths.numpy(),
-                np.repeat(np.arange(layout.whole.rows), np.diff(layout.spans.first_suffix.numpy())),
+                layout.lengths.numpy(),
+                np.repeat(np.arange(layout.whole.rows), np.diff(layout.first_suffix.numpy())),
                 padding=layout.padding,
                 device=layout.token_ids.device,
             )

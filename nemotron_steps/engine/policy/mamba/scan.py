@@ -22,8 +22,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from nemotron_steps.config.families import bounds_time_steps
-from nemotron_steps.engine.kernels.varlen import pad, unpad
 from nemotron_steps.engine.policy.mamba.libraries import library_for
+from nemotron_steps.engine.policy.token_layout import pad, unpad
 
 Ints = npt.NDArray[np.int64]
 

@@ -14,10 +14,9 @@ from unittest import mock
 
 import torch
 
-from nemotron_steps.engine.kernels.varlen import to_device
 from nemotron_steps.engine.policy import attention
 from nemotron_steps.engine.policy.attention import flat_attention
-from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
+from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout, to_device
 from nemotron_steps.engine.types import TrainBatch
 from tests.engine.policy.batches import grouped_batch
 
