@@ -145,8 +145,7 @@ def _compiler() -> Finding:
     except UnsupportedError as error:
         return Finding(name, WARNING, f"{error.what}: {error.found}", "\n".join(error.hints))
     except OSError as error:
-        detail = f"kernels for CPU are compiled anew at every start: {error}"
-        return Finding(name, WARNING, detail, "export XDG_CACHE_HOME=DIR")
+        return Finding(name, WARNING, f"the kernels for CPU cannot be kept: {error}", "export XDG_CACHE_HOME=DIR")
     if loaded.returncode != 0:
         said = (loaded.stderr.strip().splitlines() or ["no reason given"])[-1]
         return Finding(name, WARNING, f"what {command[0]} compiled for CPU cannot be loaded: {said}", "export CC=gcc")

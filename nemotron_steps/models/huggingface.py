@@ -11,17 +11,15 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.errors import ArtifactError, UnsupportedError, fetch_again
-from nemotron_steps.models.architecture import Architecture, read_config
+from nemotron_steps.errors import ArtifactError, fetch_again
+from nemotron_steps.models.architecture import read_config
 from nemotron_steps.models.families import module_of
 from nemotron_steps.models.initialize import as_umask_says, copy_tokenizer
 from nemotron_steps.models.mapping import HEAD, in_precision
-from nemotron_steps.models.rope import inverse_frequencies
 
 if TYPE_CHECKING:
     import torch
@@ -36,9 +34,10 @@ MAX_SHARD_BYTES = 5_000_000_000
 class WeightReader:
     """Reads the tensors of a safetensors checkpoint by name, opening each shard once. Those that models make of others,
     a tied output layer or rotary frequencies, are not among them. ArtifactError when the folder has no safetensors
-    weights, or such a tensor is not what models make."""
+    weights, or another output layer."""
 
     def __init__(self, folder: str | Path) -> None:
+        import torch
         from safetensors import SafetensorError, safe_open
 
         self.folder = Path(folder)
@@ -70,7 +69,14 @@ class WeightReader:
                     raise in_two_files(key, self.folder, file_of[key], name)
                 file_of[key] = name
                 self._handles[key] = handle
-        self._leave_out_redundant()
+        for key in [key for key in self._handles if key.endswith("rotary_emb.inv_freq")]:
+            del self._handles[key]
+        path = self.folder / "config.json"
+        config = read_config(path) if path.is_file() else {}  # an adapter has none
+        if self._handles.keys() >= {HEAD, EMBEDDING} and config.get("tie_word_embeddings") is True:
+            if not torch.equal(self(HEAD).float(), self(EMBEDDING).float()):
+                raise two_for_one(path)
+            del self._handles[HEAD]
 
     def names(self) -> set[str]:
         """Of every tensor in the checkpoint."""
@@ -80,36 +86,6 @@ class WeightReader:
         """One tensor. KeyError if there is none of that name."""
         tensor: torch.Tensor = self._handles[name].get_tensor(name)
         return tensor
-
-    def _leave_out_redundant(self) -> None:
-        import torch
-
-        path = self.folder / "config.json"
-        config = read_config(path) if path.is_file() else {}  # an adapter has none
-        if self._handles.keys() >= {HEAD, EMBEDDING} and config.get("tie_word_embeddings") is True:
-            if not torch.equal(self(HEAD).float(), self(EMBEDDING).float()):
-                raise two_for_one(path)
-            del self._handles[HEAD]
-        angles = [name for name in self._handles if name.endswith("rotary_emb.inv_freq")]
-        if config.get("model_type") not in FAMILIES or not angles:
-            return
-        try:
-            architecture = Architecture.from_config(config, where=str(path))
-        except UnsupportedError:
-            return  # only libraries read this model
-        # Files from before there was a scaling in them have the frequencies without it; they may be in 16 bits.
-        made = [inverse_frequencies(each)[0] for each in (architecture, replace(architecture, rope_scaling=None))]
-        for name in angles:
-            stored = self._handles.pop(name).get_tensor(name).float()
-            near = [own.shape == stored.shape and torch.allclose(stored, own, rtol=2**-7, atol=1e-7) for own in made]
-            if not any(near):
-                raise ArtifactError(
-                    f"the tensor {name} holds other rotary frequencies than config.json says",
-                    where=str(path),
-                    expected=f"rope_theta {architecture.rope_theta:g}, scaled as rope_parameters say",
-                    found=f"{stored.flatten()[:3].tolist()} …",
-                    hints=fetch_again(self.folder, path),
-                )
 
 
 def two_for_one(config: Path) -> ArtifactError:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nemotron_steps.config.secrets import MASK
-from nemotron_steps.engine.kernels.spinning import bound_spinning
+from nemotron_steps.engine.kernels import bound_spinning
 from nemotron_steps.errors import (
     InterruptedRunError,
     PlanError,

@@ -20,7 +20,7 @@ from nemotron_steps.engine.grpo.filters import epsilon_filter
 from nemotron_steps.engine.grpo.rewards import penalize_turns, scale_rewards, shape_rewards, treatments
 from nemotron_steps.engine.grpo.rollout_metrics import group_metrics, rollout_metrics
 from nemotron_steps.engine.losses.loss import count_normalizers, loss_mask, reduce_over_batch
-from nemotron_steps.engine.losses.ratios import kl_divergence, sequence_logprob_error
+from nemotron_steps.engine.losses.policy_gradient import kl_divergence, sequence_logprob_error
 from nemotron_steps.engine.rollouts.failures import failed_rollout
 from nemotron_steps.engine.rollouts.low_effort import METADATA_KEY, low_effort_metrics
 from nemotron_steps.engine.rollouts.teacher_choice import TeacherChoice

@@ -8,7 +8,7 @@ Per position, p the policy's and q the teacher's next-token distribution:
 
 Of a teacher's top-k tokens S alone, q is its softmax over S, and p the policy's softmax over S too, or under
 `zero_outside_topk` over everything, with log q = -100 outside of S (NeMo-RL's DistillationLossFn). Gradients are
-written out, so that logits exist for a chunk of tokens at a time (engine/policy/teacher_logprob.py).
+written out, so that logits exist for a chunk of tokens at a time (engine/policy/logprob.py).
 """
 
 from __future__ import annotations

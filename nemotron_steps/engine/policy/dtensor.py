@@ -45,7 +45,7 @@ from nemotron_steps.engine.policy.optimizer import TorchLearningRate, refuse_non
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError, EngineError, UnsupportedError
-from nemotron_steps.models.adapters import AdapterBase, low_rank_sum, save_adapter, whole_modules
+from nemotron_steps.models.adapters import low_rank_sum, save_adapter, whole_modules
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.distributed_checkpoint import load_tensors, stage_tensors
 from nemotron_steps.models.huggingface import save_hf_checkpoint
@@ -263,14 +263,10 @@ class DTensorPolicy:
         """The adapters alone, as a folder that PEFT loads. Collective; rank 0 writes. See Policy."""
         if self._adapters is None:
             raise EngineError("no adapters are trained", where=str(path))
-        write = partial(
-            save_adapter,
-            path,
-            config=self.config.dtensor_cfg.lora_cfg,
-            base=AdapterBase(base, digest),
-            every={name for name, _ in self.model.hf.named_parameters() if ".lora_" not in name},
-        )
-        written_by_rank_0(write, self._halves(scaled=False), self._split(frozen=True, adapted=True))
+        config = self.config.dtensor_cfg.lora_cfg
+        every = {name for name, _ in self.model.hf.named_parameters() if ".lora_" not in name}
+        write = partial(save_adapter, path, config=config, every=every, base=base, digest=digest)
+        written_by_rank_0(write, self._halves(scaled=False))
 
     def save_model(self, path: str | Path) -> None:
         """A Megatron checkpoint folder. Collective. UnsupportedError when the family has no Megatron mapping."""

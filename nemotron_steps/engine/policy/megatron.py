@@ -30,20 +30,25 @@ from nemotron_steps.engine.memory_tuning import keep_freed_memory
 from nemotron_steps.engine.policy import checkpoint
 from nemotron_steps.engine.policy.checkpoint import PolicySnapshot
 from nemotron_steps.engine.policy.distributed import parallel_dims as parallel
-from nemotron_steps.engine.policy.distributed.pipeline import Pipeline
 from nemotron_steps.engine.policy.distributed.shards import ModelShards
-from nemotron_steps.engine.policy.logprob import Results, TokenOutputs, linear_logprobs, linear_predictions
+from nemotron_steps.engine.policy.logprob import (
+    Results,
+    TokenOutputs,
+    compared,
+    linear_divergence,
+    linear_logprobs,
+    linear_predictions,
+)
 from nemotron_steps.engine.policy.lora import attach_adapters, without_adapters
 from nemotron_steps.engine.policy.micro_batches import RankWork, plan_micro_batches, row_use, token_multiple
 from nemotron_steps.engine.policy.model import PolicyModel
-from nemotron_steps.engine.policy.moe.router import counting, replay_metrics
+from nemotron_steps.engine.policy.moe import counting, replay_metrics
 from nemotron_steps.engine.policy.multi_token_prediction import PredictionLoss
 from nemotron_steps.engine.policy.optimizer import FlatAdamW, refuse_non_finite
-from nemotron_steps.engine.policy.teacher_logprob import compared, linear_divergence
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.engine.schedules import learning_rate
 from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.models.adapters import AdapterBase, adapter_pairs, save_adapter
+from nemotron_steps.models.adapters import adapter_pairs, save_adapter
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.huggingface import WeightReader, save_hf_checkpoint
 from nemotron_steps.models.mapping import hf_names, to_megatron
@@ -128,7 +133,7 @@ class MegatronPolicy:
         self._outputs = TokenOutputs(
             self.groups, self.layout.context, config.logprob_chunk_size, self.architecture.vocab_size
         )
-        self._pipeline = Pipeline(self.groups, self.model.dtype, self.device)
+        self._pipeline = parallel.Pipeline(self.groups, self.model.dtype, self.device)
         scheduler = megatron.scheduler
         if scheduler.lr_decay_iters is None and total_steps is not None:
             scheduler = scheduler.model_copy(update={"lr_decay_iters": max(total_steps, scheduler.lr_warmup_iters + 1)})
@@ -282,14 +287,9 @@ class MegatronPolicy:
 
     def save_adapter(self, path: str | Path, base: str, digest: str) -> None:
         """The adapters alone, as a folder that PEFT loads. Collective; rank 0 writes. See Policy."""
-        write = partial(
-            save_adapter,
-            path,
-            config=self.config.megatron_cfg.peft,
-            base=AdapterBase(base, digest),
-            every=hf_names(self.architecture),
-        )
-        checkpoint.written_by_rank_0(write, self.shards.adapter_tensors(), self.shards.bases())
+        config, every = self.config.megatron_cfg.peft, hf_names(self.architecture)
+        write = partial(save_adapter, path, config=config, every=every, base=base, digest=digest)
+        checkpoint.written_by_rank_0(write, self.shards.adapter_tensors())
 
     def save_hf(self, path: str | Path) -> None:
         """A Hugging Face checkpoint folder, adapters added. Collective; rank 0 writes."""

@@ -11,12 +11,10 @@ import torch
 
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.batching import fixed_micro_batches, round_up, select_rows, token_budget_micro_batches
-from nemotron_steps.engine.kernels.varlen import to_device
 from nemotron_steps.engine.packing import pack
-from nemotron_steps.engine.policy.moe.router import check_routed_experts
-from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout, prompt_content
+from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout, prompt_content, to_device
 from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.errors import ConfigError
+from nemotron_steps.errors import ConfigError, EngineError
 from nemotron_steps.models.architecture import Architecture
 
 
@@ -169,6 +167,29 @@ def _by_count(rows: Sequence[int], size: int, data_ranks: int, unit: int) -> lis
         own = rows[rank * share : (rank + 1) * share]
         plan.append([[own[position] for position in part] for part in fixed_micro_batches(len(own), size, unit=unit)])
     return plan
+
+
+def check_routed_experts(chosen: torch.Tensor, architecture: Architecture) -> None:
+    """EngineError unless [T, mixtures, k] are k different experts each, or all -1."""
+    shape = (len(architecture.mixtures), architecture.experts_per_token)
+    if chosen.shape[1:] != shape or not shape[0]:
+        raise EngineError(
+            "the experts to replay are not experts of this model",
+            expected=f"{shape[0]} mixtures of {shape[1]} experts a token",
+            found="x".join(map(str, chosen.shape[1:])),
+        )
+    ordered = chosen.sort(-1).values
+    unknown = (ordered == -1).all(-1)
+    different = (ordered.diff(dim=-1) > 0).all(-1)
+    in_range = (ordered[..., 0] >= 0) & (ordered[..., -1] < architecture.num_experts)
+    wrong = torch.nonzero(~(unknown | (different & in_range)))
+    if len(wrong):
+        token, mixture = wrong[0].tolist()
+        raise EngineError(
+            "the experts to replay are not experts of this model",
+            expected=f"{shape[1]} different experts of {architecture.num_experts}, or -1 throughout",
+            found=f"{chosen[token, mixture].tolist()} for one of {len(wrong)} tokens",
+        )
 
 
 def on_device(batch: TrainBatch, device: torch.device) -> TrainBatch:

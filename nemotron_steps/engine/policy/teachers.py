@@ -11,8 +11,8 @@ from torch import Tensor
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.batching import select_rows
 from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
+from nemotron_steps.engine.policy.logprob import linear_states, linear_topk
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.policy.teacher_logprob import linear_states, linear_topk
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError
 

@@ -211,7 +211,7 @@ def _logprobs(shape: ModelShape, settings: MemorySettings, batch: BatchArithmeti
 
 
 def compared_bytes(settings: MemorySettings) -> int:
-    """Of a logit while the policy is compared with a teacher (engine/policy/teacher_logprob.py): float32, of the
+    """Of a logit while the policy is compared with a teacher (engine/policy/logprob.py): float32, of the
     logits, their logs, probabilities and products; of everywhere's gradient under zero_outside_topk; and, where whole
     distributions are compared, of the teacher's and of both KLs."""
     if settings.topk is None:
@@ -291,7 +291,7 @@ def _weights(shape: ModelShape, settings: MemorySettings, stage: int) -> int:
 
 def _forward(shape: ModelShape, settings: MemorySettings, stage: int) -> dict[str, int]:
     """A micro-batch's forward pass, and on the last stage what is made of a chunk of its logits: them, in float32, and
-    their exponentials (engine/policy/teacher_logprob.py)."""
+    their exponentials (engine/policy/logprob.py)."""
     batch = BatchArithmetic.of(settings, logprobs=True)
     if batch is None:
         return {}

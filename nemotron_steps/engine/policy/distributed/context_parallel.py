@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nemotron_steps.engine.kernels.varlen import Range, size
+from nemotron_steps.engine.policy.token_layout import Range, size
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,20 @@ from typing import Any
 import pytest
 import torch
 
+from nemotron_steps.engine.policy import moe as replay
 from nemotron_steps.engine.policy.distributed import parallel_dims as parallel
 from nemotron_steps.engine.policy.distributed.parallel_dims import ParallelDims
+from nemotron_steps.engine.policy.micro_batches import check_routed_experts
 from nemotron_steps.engine.policy.model import transformer_config
-from nemotron_steps.engine.policy.moe import router as replay
-from nemotron_steps.engine.policy.moe.moe_layer import MoeLayer, _ToChoices, inverse, permute
-from nemotron_steps.engine.policy.moe.router import Router, check_routed_experts, counting, replay_metrics
+from nemotron_steps.engine.policy.moe import (
+    MoeLayer,
+    Router,
+    _ToChoices,
+    counting,
+    inverse,
+    permute,
+    replay_metrics,
+)
 from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.megatron_core import on_available_device
