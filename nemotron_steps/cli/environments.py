@@ -104,14 +104,7 @@ def serve_environment(args: argparse.Namespace) -> int:
     stopped = threading.Event()
     before = {each: signal.signal(each, lambda *_: stopped.set()) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with EnvironmentServer(
-            environment,
-            host=args.host,
-            port=args.port,
-            agent=None if args.environment == environment.name else args.environment,
-            model_url=args.model_url,
-            group_size=args.group_size,
-        ) as server:
+        with EnvironmentServer(environment, host=args.host, port=args.port) as server:
             if args.as_json:
                 print_json({"environment": environment.name, "url": server.url})
             else:

@@ -241,7 +241,9 @@ def _environments(add: Callable[..., Parser], into: Any) -> None:
     _json(add("list", "environments:list_environments", "list the environments", into))
     show = add("show", "environments:show_environment", shown, into)
     verify = add("verify", "environments:verify_rollouts", graded, into)
-    serve = add("serve", "environments:serve_environment", "serve one over HTTP with NeMo-Gym's endpoints", into)
+    serve = add(
+        "serve", "environments:serve_environment", "serve one over HTTP as NeMo-Gym's are", into
+    )
     for command in (show, verify, serve):
         command.add_argument("environment", metavar="NAME", help="environment or agent")
         _json(command)
@@ -257,9 +259,6 @@ def _environments(add: Callable[..., Parser], into: Any) -> None:
     verify.add_argument("--tolerance", type=float, default=1e-6, metavar="X", help=close)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     serve.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
-    serve.add_argument("--model-url", metavar="URL", help="model server (…/v1) that /run samples from")
-    group = "rollouts of a prompt that an environment judges together"
-    serve.add_argument("--group-size", type=int, metavar="N", help=group)
 
 
 def _stored(command: Parser) -> None:

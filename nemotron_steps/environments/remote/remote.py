@@ -5,7 +5,6 @@ It is used by `url`, or found through the `head_server` of a running NeMo-Gym: t
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +30,13 @@ from nemotron_steps.environments.base import (
 )
 from nemotron_steps.environments.http_client import HttpStatusError, JsonClient, ServerUnreachableError
 from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES, notes_from
-from nemotron_steps.environments.remote.head_server import HeadServer, HeadServerConfig, UnknownServerError
+from nemotron_steps.environments.remote.head_server import (
+    AGENTS,
+    RESOURCES,
+    HeadServer,
+    HeadServerConfig,
+    UnknownServerError,
+)
 from nemotron_steps.environments.responses import response_object, text_of
 from nemotron_steps.errors import ConfigError, WorkerLostError
 
@@ -101,14 +106,16 @@ class RemoteEnvironment(Environment):
     def _setup(self) -> None:
         self.reward_range = (self.config.reward_low, self.config.reward_high)
         self.judges_groups = self.config.judges_groups  # type: ignore[misc]
-        head, ready_s = self.config.head_server, self.config.ready_timeout_s
-        self._head = None if head is None else HeadServer(head, ready_timeout_s=ready_s, retries=self.config.retries)
+        self._head: HeadServer | None = None
+        if (head := self.config.head_server) is not None:
+            ready_s = self.config.ready_timeout_s
+            self._head = HeadServer(head, ready_timeout_s=ready_s, retries=self.config.retries)
         self._clients: dict[str, JsonClient] = {}
 
     async def start(self) -> None:
         """Wait for the server, or for the head server that knows it."""
         if self._head is not None:
-            await asyncio.to_thread(getattr, self._head, "known")
+            await self._head.load()
             return
         client = self._client_at(str(self.config.url))
         try:
@@ -117,17 +124,16 @@ class RemoteEnvironment(Environment):
             raise _lost(client, error) from error
 
     async def close(self) -> None:
-        """Stop the clients' threads."""
+        """Close the clients."""
         for client in self._clients.values():
             client.close()
 
     def check_resources(self, row: Row) -> None:
         """The head server must know where the row goes."""
-        if self._head is not None:
-            self._address(self._head, row)
+        self._address(row)
 
     def _client_of(self, row: Row) -> JsonClient:
-        return self._client_at(self._address(self._head, row) if self._head is not None else str(self.config.url))
+        return self._client_at(self._address(row))
 
     def _client_at(self, url: str) -> JsonClient:
         if url not in self._clients:
@@ -137,26 +143,20 @@ class RemoteEnvironment(Environment):
             )
         return self._clients[url]
 
-    def _address(self, head: HeadServer, row: Row) -> str:
+    def _address(self, row: Row) -> str:
         """URL of the server that a row goes to."""
+        if self._head is None:
+            return str(self.config.url)
         name = self.config.server_name or lookup(row, "agent_ref.name")
-        key = f"env.nemo_gym.environments.{self.name}.server_name"
         kind = "agents" if self.runs_agent else "resources servers, or agents that use one"
+        expected = f"server_name=NAME, or here one of the {kind} of {self._head.url}"
         if name is None:
-            raise RowError("agent_ref.name", f"one of the {kind} of {head.config.url}, or server_name=NAME", "nothing")
+            raise RowError("agent_ref.name", expected, "nothing")
         try:
-            return head.agent(str(name)) if self.runs_agent else head.resources_server(str(name))
+            return self._head.address(str(name), AGENTS if self.runs_agent else RESOURCES)
         except UnknownServerError as error:
-            expected = f"one of the {kind} of {head.config.url}: {', '.join(error.known) or 'it has none'}"
-            if self.config.server_name is None:
-                raise RowError("agent_ref.name", expected, str(error)) from error
-            raise ConfigError(
-                f"the head server of NeMo-Gym does not know `{error}`",
-                where=key,
-                expected=expected,
-                found=str(error),
-                hints=tuple(f"{key}={known}" for known in error.known[:3]),
-            ) from error
+            known = ", ".join(error.known) or "it has none"
+            raise RowError("agent_ref.name", f"{expected}: {known}", str(error)) from error
 
     def check_values(self, row: Row) -> None:
         """The configured fields must be there."""

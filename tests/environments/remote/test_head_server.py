@@ -6,21 +6,20 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import yaml
 
 from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response
-from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.http_server import Reply, Request
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.remote.head_server import (
     GLOBAL_CONFIG,
+    RESOURCES,
     HeadServer,
     HeadServerConfig,
 )
 from nemotron_steps.environments.remote.serving import EnvironmentServer
 from nemotron_steps.environments.responses import message_item
 from nemotron_steps.errors import ConfigError, DataError, WorkerLostError
-from tests.environments.remote.test_nemo_gym import ROW, TURNS, Ledger, model_server
+from tests.environments.remote.test_nemo_gym import ROW, Ledger
 from tests.environments.served import serving
 
 CONFIG = """
@@ -44,15 +43,12 @@ policy_model:
 
 
 @contextmanager
-def head(answer: Any, *, busy: int = 0) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """A head server on a port of its own that has no time for the first `busy` who ask for its config: its settings,
-    and the paths that it was asked for."""
+def head(answer: Any) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """A head server on a port of its own: its settings, and the paths that it was asked for."""
     asked: list[str] = []
 
     async def reply(request: Request) -> Reply:
         asked.append(request.path)
-        if asked.count(GLOBAL_CONFIG) <= busy and request.path == GLOBAL_CONFIG:
-            return Reply(503, {})
         known = {"/": {"status": "ok"}, GLOBAL_CONFIG: answer}
         return Reply(200, known[request.path]) if request.path in known else Reply(404, {})
 
@@ -88,11 +84,16 @@ def test_a_resources_server_is_found_by_the_agent_that_the_row_names(host: str) 
 
 
 def test_an_agent_server_is_found_by_the_agent_that_the_row_names() -> None:
-    with model_server(TURNS) as (model_url, _), gym() as (settings, _):
-        options = {"remote_agent": {"head_server": settings, "policy_base_url": model_url}}
-        agent = EnvironmentSet(options, {}, only="remote_agent").get("remote_agent")
-        agent.check_row_with_resources(ROW, "rows.jsonl:1")
-        assert asyncio.run(agent.run_agent(ROW, {})).verdict.reward == 1.0
+    async def run(request: Request) -> Reply:
+        assert request.path == "/run"
+        return Reply(200, {"response": {"output": [message_item("5")]}, "reward": 1.0})
+
+    with serving(run) as server:
+        port = int(server.url.rpartition(":")[2])
+        with head(CONFIG % ("127.0.0.1", 1, "127.0.0.1", port)) as (settings, _):
+            agent = create("remote_agent", {"head_server": settings, "policy_base_url": "http://127.0.0.1:1/v1"})
+            agent.check_row_with_resources(ROW, "rows.jsonl:1")
+            assert asyncio.run(agent.run_agent(ROW, {})).verdict.reward == 1.0
 
 
 def test_a_row_of_an_unknown_agent_is_refused_before_the_first_rollout() -> None:
@@ -103,12 +104,6 @@ def test_a_row_of_an_unknown_agent_is_refused_before_the_first_rollout() -> None
             create("remote_agent", options).check_row_with_resources(row, "rows.jsonl:7")
     assert caught.value.where == "rows.jsonl:7 field agent_ref.name"
     assert str(caught.value.expected).endswith(": ledger_simple_agent")
-
-
-def test_our_own_server_is_found_through_its_own_head_server() -> None:
-    with EnvironmentServer(Ledger(EnvironmentConfig(), {})) as server:
-        settings = {"host": "127.0.0.1", "port": int(server.url.rpartition(":")[2])}
-        assert asyncio.run(rollout(create("remote", {"head_server": settings}), ROW)) == 1.0
 
 
 def test_no_head_server_is_an_error_and_no_failed_rollout() -> None:
@@ -129,14 +124,13 @@ def test_no_head_server_is_an_error_and_no_failed_rollout() -> None:
         CONFIG % ("${host}", 1, "${host}", 1),
         CONFIG % ("127.0.0.1", 65536, "127.0.0.1", 1),
         f"sums: {{resources_servers: {{ledger: {{host: 127.0.0.1, port: 0x{'f' * 9999}}}}}}}",
-        yaml.safe_dump({"sums": {"responses_api_agents": {"simple_agent": {"resources_server": None}}}}),
     ],
 )
 def test_a_config_that_does_not_say_where_the_server_is_is_refused(answer: Any) -> None:
     with head(answer) as (settings, _):
         found = HeadServer(HeadServerConfig(**settings), ready_timeout_s=10.0, retries=0)
         with pytest.raises(ConfigError, match="does not say where") as caught:
-            found.resources_server("sums")
+            found.address("sums", RESOURCES)
     assert caught.value.hints == (f"curl http://127.0.0.1:{settings['port']}/global_config_dict_yaml",)
 
 
