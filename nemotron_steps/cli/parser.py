@@ -241,9 +241,7 @@ def _environments(add: Callable[..., Parser], into: Any) -> None:
     _json(add("list", "environments:list_environments", "list the environments", into))
     show = add("show", "environments:show_environment", shown, into)
     verify = add("verify", "environments:verify_rollouts", graded, into)
-    serve = add(
-        "serve", "environments:serve_environment", "serve one over HTTP as NeMo-Gym's are", into
-    )
+    serve = add("serve", "environments:serve_environment", "serve one over HTTP as NeMo-Gym's are", into)
     for command in (show, verify, serve):
         command.add_argument("environment", metavar="NAME", help="environment or agent")
         _json(command)

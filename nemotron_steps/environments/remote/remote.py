@@ -78,13 +78,16 @@ class RemoteConfig(EnvironmentConfig):
 
     @model_validator(mode="after")
     def _one_way_there(self) -> RemoteConfig:
-        if (self.url is None) == (self.head_server is None):
-            neither = ["url=http://HOST:PORT", "head_server.host=127.0.0.1"]
-            hints = neither if self.url is None else ["url=null", "head_server=null"]
-            raise PydanticCustomError("one_of", "give either url or head_server", {"hints": hints})
-        if self.server_name is not None and self.head_server is None:
+        hints = []
+        if self.url is None and self.head_server is None:
+            hints = ["url=http://HOST:PORT", "head_server.host=127.0.0.1"]
+        elif self.url is not None and self.head_server is not None:
+            hints = ["url=null", "head_server=null"]
+        elif self.url is not None and self.server_name is not None:
             hints = ["server_name=null"]
-            raise PydanticCustomError("alone", "server_name is looked up at the head_server", {"hints": hints})
+        if hints:
+            text = "give url, or head_server and perhaps the server_name that is looked up there"
+            raise PydanticCustomError("one_of", text, {"hints": hints})
         return self
 
 
@@ -106,11 +109,13 @@ class RemoteEnvironment(Environment):
     def _setup(self) -> None:
         self.reward_range = (self.config.reward_low, self.config.reward_high)
         self.judges_groups = self.config.judges_groups  # type: ignore[misc]
-        self._head: HeadServer | None = None
-        if (head := self.config.head_server) is not None:
-            ready_s = self.config.ready_timeout_s
-            self._head = HeadServer(head, ready_timeout_s=ready_s, retries=self.config.retries)
+        head, ready_s = self.config.head_server, self.config.ready_timeout_s
+        self._head = None if head is None else HeadServer(head, ready_timeout_s=ready_s, retries=self.config.retries)
         self._clients: dict[str, JsonClient] = {}
+        self._policy: dict[str, str] = {}
+        """What servers are told of the policy's endpoint, under NeMo-Gym's names."""
+        if (url := self.config.policy_base_url) is not None:
+            self._policy = {"policy_base_url": url, "policy_model_name": self.config.policy_model_name}
 
     async def start(self) -> None:
         """Wait for the server, or for the head server that knows it."""
@@ -130,30 +135,25 @@ class RemoteEnvironment(Environment):
 
     def check_resources(self, row: Row) -> None:
         """The head server must know where the row goes."""
-        self._address(row)
-
-    def _client_of(self, row: Row) -> JsonClient:
-        return self._client_at(self._address(row))
+        self._client_of(row)
 
     def _client_at(self, url: str) -> JsonClient:
         if url not in self._clients:
-            config = self.config
-            self._clients[url] = JsonClient(
-                url, timeout_s=config.timeout_s, retries=config.retries, max_concurrency=config.max_concurrency
-            )
+            known = {name: getattr(self.config, name) for name in ("timeout_s", "retries", "max_concurrency")}
+            self._clients[url] = JsonClient(url, **known)
         return self._clients[url]
 
-    def _address(self, row: Row) -> str:
-        """URL of the server that a row goes to."""
+    def _client_of(self, row: Row) -> JsonClient:
+        """A client of the server that a row goes to."""
         if self._head is None:
-            return str(self.config.url)
+            return self._client_at(str(self.config.url))
         name = self.config.server_name or lookup(row, "agent_ref.name")
         kind = "agents" if self.runs_agent else "resources servers, or agents that use one"
         expected = f"server_name=NAME, or here one of the {kind} of {self._head.url}"
         if name is None:
             raise RowError("agent_ref.name", expected, "nothing")
         try:
-            return self._head.address(str(name), AGENTS if self.runs_agent else RESOURCES)
+            return self._client_at(self._head.address(str(name), AGENTS if self.runs_agent else RESOURCES))
         except UnknownServerError as error:
             known = ", ".join(error.known) or "it has none"
             raise RowError("agent_ref.name", f"{expected}: {known}", str(error)) from error
@@ -168,20 +168,13 @@ class RemoteEnvironment(Environment):
         """Open the server's session; which server it is and its cookie are the state."""
         session, client = await super().seed(row), self._client_of(row)
         try:
-            answer, cookies = await client.post("/seed_session", {**row, **self.policy_fields()})
+            answer, cookies = await client.post("/seed_session", {**row, **self._policy})
         except (ServerUnreachableError, HttpStatusError) as error:
             raise _lost(client, error) from error
         session.state = _Opened(client, cookies)
         if isinstance(answer, dict) and isinstance(answer.get("tools"), list) and answer["tools"]:
             session.tools = answer["tools"]
         return session
-
-    def policy_fields(self) -> dict[str, str]:
-        """What the server is told of the policy's endpoint, under NeMo-Gym's names."""
-        if self.config.policy_base_url is None:
-            return {}
-        url, name = self.config.policy_base_url, self.config.policy_model_name
-        return {"policy_base_url": url, "policy_model_name": name}
 
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
         """POST the arguments to /{name}. What the server refuses is the tool's output; a dead server is an error."""
@@ -201,15 +194,10 @@ class RemoteEnvironment(Environment):
             return "error: the answer is nested too deep"
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """The server's reward; a masked or missing one is a failure, and so is an error of the server unless it grades
-        another answer to the row."""
-        try:
-            body = {**row, "response": response_object(response)}
-            opened = session.state or _Opened(self._client_of(row), None)
-            answer, _ = await opened.client.post("/verify", body, cookies=opened.cookies)
-        except (ServerUnreachableError, HttpStatusError) as error:
-            raise no_verdict(error) from error
-        return self._verdict(answer)
+        """The server's reward; a masked or missing one is a failure."""
+        opened = session.state or _Opened(self._client_of(row), None)
+        body = {**row, "response": response_object(response)}
+        return self._verdict(await self._judged(opened.client, "/verify", body, opened.cookies))
 
     async def verify_group(
         self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
@@ -218,14 +206,22 @@ class RemoteEnvironment(Environment):
         if not self.judges_groups:
             return await super().verify_group(row, responses, sessions)
         body = {"row": dict(row), "responses": [response_object(response) for response in responses]}
-        try:
-            answer, _ = await self._client_of(row).post("/verify_group", body)
-        except (ServerUnreachableError, HttpStatusError) as error:
-            raise no_verdict(error) from error
+        answer = await self._judged(self._client_of(row), "/verify_group", body)
         verdicts = answer.get("verdicts") if isinstance(answer, dict) else None
         if not isinstance(verdicts, list) or len(verdicts) != len(responses):
             return [GradeResult.failed(ENVIRONMENT_REFUSED, message="not one verdict a response") for _ in responses]
         return [self._verdict(item) for item in verdicts]
+
+    async def _judged(self, client: JsonClient, path: str, body: Any, cookies: str | None = None) -> Any:
+        """A server's answer. An error over a request may be its answer's fault (Environment); a server that is not
+        there, or busy, is no answer's."""
+        try:
+            return (await client.post(path, body, cookies=cookies))[0]
+        except HttpStatusError as error:
+            raise GraderFailedError(ENVIRONMENT_REFUSED, str(error)) from error
+        except ServerUnreachableError as error:
+            kind = GraderFailedError if error.over_request else CannotJudgeError
+            raise kind(ENVIRONMENT_UNAVAILABLE, str(error)) from error
 
     def _verdict(self, answer: Any) -> GradeResult:
         """A server's answer as a verdict. A reward beside a `failure` does not count; `failure_reason` only names one,
@@ -281,11 +277,11 @@ class RemoteAgent(RemoteEnvironment):
     async def run_agent(self, row: Row, sampling: dict[str, Any]) -> AgentRun:
         """Have the server run one rollout. A server that fails is a failure to judge, never a reward."""
         asked = {**row["responses_create_params"], **sampling}
-        body = {**row, "responses_create_params": asked, **self.policy_fields()}
+        body = {**row, "responses_create_params": asked, **self._policy}
         try:
-            answer, _ = await self._client_of(row).post("/run", body)
-        except (ServerUnreachableError, HttpStatusError) as error:
-            return AgentRun([], GradeResult.of_error(no_verdict(error)))
+            answer = await self._judged(self._client_of(row), "/run", body)
+        except CannotJudgeError as error:
+            return AgentRun([], GradeResult.of_error(error))
         response = (answer.get("response") if isinstance(answer, dict) else None) or {}
         output = response.get("output") if isinstance(response, dict) else None
         if not isinstance(output, list) or not all(isinstance(item, dict) for item in output):
@@ -296,15 +292,6 @@ class RemoteAgent(RemoteEnvironment):
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """Never asked for: the verdict comes with the rollout."""
         raise AssertionError("an agent's rollout carries its own verdict")
-
-
-def no_verdict(error: ServerUnreachableError | HttpStatusError) -> CannotJudgeError:
-    """What to raise where a server gave none. An error over a request may be its answer's fault (Environment); a server
-    that is not there, or busy, is no answer's."""
-    if isinstance(error, HttpStatusError):
-        return GraderFailedError(ENVIRONMENT_REFUSED, str(error))
-    kind = GraderFailedError if error.over_request else CannotJudgeError
-    return kind(ENVIRONMENT_UNAVAILABLE, str(error))
 
 
 def _lost(client: JsonClient, error: Exception) -> WorkerLostError:

@@ -73,10 +73,6 @@ class MathWithJudge(Environment):
             found = repr(row["expected_answer"])[:80]
             raise RowError("expected_answer", "a mathematical expression" if expected else "a non-empty answer", found)
 
-    def right_answer(self, row: Row) -> Response:
-        """The expected answer in a box."""
-        return Response(f"\\boxed{{{strip_delimiters(str(row['expected_answer']))}}}")
-
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 if equal, else 0."""
         return await self.verify_answer(str(row["question"]), str(row["expected_answer"]), response.text)

@@ -91,7 +91,7 @@ def test_a_tool_that_is_refused_says_so_and_a_server_that_is_gone_ends_the_rollo
     ],
 )
 def test_a_group_has_a_verdict_for_each_response(answer: Any, failures: list[str | None]) -> None:
-    environment, server = served(answer, judges_groups=True)
+    environment, server = served(answer, answer, answer, judges_groups=True)
     group = [Response("a"), Response("b")]
     verdicts = asyncio.run(environment.judge_group(ROW, group, [Session(), Session()]))
     assert [verdict.failure for verdict in verdicts] == failures

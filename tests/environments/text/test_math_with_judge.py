@@ -22,7 +22,7 @@ def grade(pairs: list[tuple[str, str]], judge: Any = None, **config: Any) -> lis
         verdicts = []
         for expected, text in pairs:
             environment.check_row(row(expected), "f:1")
-            verdicts += await environment.verify_group(row(expected), [Response(text)], [Session()])
+            verdicts += await environment.judge_group(row(expected), [Response(text)], [Session()])
         await environment.close()
         return verdicts
 
