@@ -124,8 +124,7 @@ def serve_environment(args: argparse.Namespace) -> int:
 
 def _created(args: argparse.Namespace) -> Environment:
     """The environment that the command line asks for, with its settings and judges."""
-    from nemotron_steps.environments.agents import resolve
-    from nemotron_steps.environments.registry import environment_class, settings_of
+    from nemotron_steps.environments.registry import environment_class, resolve, settings_of
 
     name = args.environment
     settings: dict[str, Any] = {}

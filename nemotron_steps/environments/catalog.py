@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.environments.agents import AGENTS, resolve, stands_for
 from nemotron_steps.environments.registry import (
     AGENT_ALIASES,
+    AGENTS,
     BUILT_IN,
     environment_class,
     names,
     plugin,
+    resolve,
+    stands_for,
 )
 from nemotron_steps.errors import UnknownNameError, UnsupportedError
 
