@@ -52,24 +52,15 @@ def verify_rollouts(args: argparse.Namespace) -> int:
     """`steps env verify NAME ROLLOUTS.jsonl`: recorded rollouts graded again. Exit code 1 where any reward differs."""
     import asyncio
 
-    from nemotron_steps.environments.base import MissingFieldError
-    from nemotron_steps.environments.recorded import RowsByPrompt, regrade
+    from nemotron_steps.environments.recorded import regrade
 
     environment = _created(args)
     rollouts = _rows(args.rollouts)
-    if args.rows is not None:
-        rows = RowsByPrompt(_rows(args.rows))
-        rollouts = ((rows.completed(row, where), where) for row, where in rollouts)
 
     async def collect() -> list[Regraded]:
         return [each async for each in regrade(environment, rollouts)]
 
-    try:
-        graded = asyncio.run(collect())
-    except MissingFieldError as error:
-        if args.rows is None:
-            error.hints = ("--rows INPUTS.jsonl   # the rows that the rollouts were sampled from", *error.hints)
-        raise
+    graded = asyncio.run(collect())
     if not graded:
         raise DataError(
             "the file has no rollouts",

@@ -252,7 +252,6 @@ def _environments(add: Callable[..., Parser], into: Any) -> None:
         command.add_argument("--judge", metavar="[ROLE=]URL", help=judge, **_MANY)
         command.add_argument("--judge-model", metavar="NAME", help="its model (default: the first that it lists)")
         command.add_argument("--judge-key", metavar="VARIABLE", help="environment variable with its API key")
-    verify.add_argument("--rows", metavar="FILE", help="the input rows, for fields that the rollouts lack")
     close = "rewards this close are the same (default: 1e-6)"
     verify.add_argument("--tolerance", type=float, default=1e-6, metavar="X", help=close)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")

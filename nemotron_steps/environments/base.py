@@ -206,10 +206,6 @@ class RowError(ValueError):
         self.found = found
 
 
-class MissingFieldError(DataError):
-    """A row lacks a field that its environment needs; another file may have it."""
-
-
 class Environment(ABC):
     """Base class of every reward environment.
 
@@ -278,7 +274,7 @@ class Environment(ABC):
         required = (prompt, *self.required_fields)
         for path in required:
             if lookup(row, path) is None:
-                raise MissingFieldError(
+                raise DataError(
                     f"row lacks the field `{path}`, which environment `{self.name}` needs",
                     where=f"{where} field {path}",
                     expected=f"values at: {', '.join(required)}",
@@ -299,9 +295,7 @@ class Environment(ABC):
         try:
             check(row)
         except RowError as error:
-            there = lookup(row, error.field_name.partition("[")[0]) is not None
-            refused = DataError if there else MissingFieldError
-            raise refused(
+            raise DataError(
                 f"row has an unusable `{error.field_name}` for environment `{self.name}`",
                 where=f"{where} field {error.field_name}",
                 expected=error.expected,

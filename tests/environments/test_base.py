@@ -20,13 +20,12 @@ from nemotron_steps.environments.base import (
     GradeResult,
     GraderFailedError,
     InvalidVerdictError,
-    MissingFieldError,
     Response,
     RowError,
     Session,
 )
 from nemotron_steps.environments.judged.judges import JudgeLostError
-from nemotron_steps.errors import ConfigError, DataError, JudgeUnavailableError, WorkerLostError
+from nemotron_steps.errors import ConfigError, JudgeUnavailableError, WorkerLostError
 
 ROW = {"responses_create_params": {"input": "Say."}}
 
@@ -161,16 +160,3 @@ def test_the_loss_of_a_judge_that_runs_beside_the_policy_is_no_failure_of_a_roll
 def test_a_verdict_is_a_finite_reward_or_a_failure(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"reward|components"):
         GradeResult(**fields)
-
-
-@pytest.mark.parametrize(
-    ("row", "refused"), [({**ROW, "calls": ["x", 1]}, DataError), (ROW, MissingFieldError)], ids=["wrong", "missing"]
-)
-def test_a_field_with_a_wrong_item_is_not_one_that_another_file_may_have(row: Any, refused: type[DataError]) -> None:
-    class Calls(Given):
-        def check_values(self, row: Any) -> None:
-            raise RowError("calls[1]", "a call", "1")
-
-    with pytest.raises(DataError) as caught:
-        Calls(None).check_row(row, "f:3")
-    assert (type(caught.value), caught.value.where) == (refused, "f:3 field calls[1]")

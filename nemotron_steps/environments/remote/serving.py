@@ -1,7 +1,7 @@
 """Serve an environment over HTTP as NeMo-Gym's resources servers are: loopback unless told otherwise, clients bounded
 in number, in time and in kind (http_server.py).
 
-    POST /seed_session, /{tool}, /verify; /verify_group for a whole group
+    POST /seed_session, /{tool}, /verify
 
 A session is a cookie, sent again with every answer, because NeMo-Gym's agents keep those of the last one only. A
 rollout that could not be judged answers `"reward": null` with its failure class and `mask_sample`, so that no client
@@ -11,7 +11,6 @@ takes it for a zero.
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Self
@@ -21,10 +20,10 @@ from nemotron_steps.environments.base import Environment, GradeResult, Session
 from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.responses import Response
-from nemotron_steps.errors import DataError, StepsError
+from nemotron_steps.errors import DataError, StepsError, UnsupportedError
 
 COOKIE = "session"
-_OF_SESSIONS = frozenset({"seed_session", "verify", "verify_group"})
+_OF_SESSIONS = frozenset({"seed_session", "verify"})
 _ALIVE = frozenset({"/", "/health", "/healthz", "/livez", "/readyz"})
 
 
@@ -50,6 +49,9 @@ class EnvironmentServer:
         port: int = 0,
         session_ttl_s: float = 3600.0,
     ) -> None:
+        if environment.judges_groups:
+            message = f"`{environment.name}` judges all answers to a prompt together, and cannot be served"
+            raise UnsupportedError(message, expected="an environment that judges one answer")
         self.environment = environment
         self._ttl = session_ttl_s
         self._sessions: dict[str, _Held] = {}
@@ -119,31 +121,19 @@ class EnvironmentServer:
             self._sessions[key] = _Held(session, time.monotonic())
             return Reply(200, {"tools": session.tools}, _set_cookie(key))
         if path == "verify":
-            if self.environment.judges_groups:
-                return Reply(400, {"error": f"{self.environment.name} judges groups: POST /verify_group"})
-            given = [body["response"]]
-            sessions = [] if held is None else [self._sessions.pop(cookie).session]
-            (verdict,) = await self._judged(body, given, sessions)
-            return Reply(200, {**body, **verdict})
-        if path == "verify_group":
-            return Reply(200, {"verdicts": await self._judged(body["row"], body["responses"], [])})
-        return Reply(404, {"error": f"no session for tool {path!r}; POST /seed_session first and send its cookie"})
-
-    async def _judged(
-        self, row: dict[str, Any], given: Sequence[Mapping[str, Any]], sessions: list[Session]
-    ) -> list[dict[str, Any]]:
-        """The verdicts of rollouts that are over; their sessions, or else new ones, are released."""
-        try:
-            self.environment.check_row_with_resources(row, "request")
-            cut = [bool(each.get("incomplete_details")) for each in given]
-            responses = [Response.from_output(g["output"], truncated=c) for g, c in zip(given, cut, strict=True)]
-            while len(sessions) < len(responses):
-                sessions.append(await self.environment.seed_recorded(row))
-            verdicts = await self.environment.judge_group(row, responses, sessions)
-        finally:
-            for session in sessions:
+            self.environment.check_row_with_resources(body, "request")
+            cut = bool(body["response"].get("incomplete_details"))
+            response = Response.from_output(body["response"]["output"], truncated=cut)
+            if held is None:
+                session = await self.environment.seed_recorded(body)
+            else:
+                session = self._sessions.pop(cookie).session
+            try:
+                (verdict,) = await self.environment.judge_group(body, [response], [session])
+            finally:
                 await self.environment.release(session)
-        return [_as_json(verdict) for verdict in verdicts]
+            return Reply(200, {**body, **_as_json(verdict)})
+        return Reply(404, {"error": f"no session for tool {path!r}; POST /seed_session first and send its cookie"})
 
 
 def _set_cookie(key: str) -> tuple[tuple[str, str], ...]:
