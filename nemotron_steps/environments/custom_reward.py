@@ -80,14 +80,12 @@ class RewardFunctionEnvironment(Environment):
             _refuse_unfillable(load(each.function), each.function)
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """One answer, as a group of its own."""
         (verdict,) = await self.verify_group(row, [response], [session])
         return verdict
 
     async def verify_group(
         self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
     ) -> list[GradeResult]:
-        """Every function on all answers; the weighted sum of what each gives an answer."""
         texts = [response.text for response in responses]
         columns = {key: value for key, value in row.items() if key not in ("responses_create_params", "agent_ref")}
         prompt = columns.pop("prompt", None) or row["responses_create_params"]["input"]

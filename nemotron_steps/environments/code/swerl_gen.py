@@ -78,18 +78,15 @@ class SwerlGen(Environment):
 
     @classmethod
     def needs(cls, config: Any, row: Row | None = None) -> tuple[str, ...]:
-        """The container engine."""
         return (config.engine,)
 
     def _setup(self) -> None:
         self._grader = Grader()
 
     async def start(self) -> None:
-        """Check the container engine."""
         await check_engine(self.config.engine)
 
     def check_values(self, row: Row) -> None:
-        """The mode is known and what it needs is there."""
         if row["mode"] not in ("eval", "repro-gen"):
             raise RowError("mode", "eval or repro-gen", repr(row["mode"]))
         needed = ["patch"] if row["mode"] == "repro-gen" else ["FAIL_TO_PASS", "PASS_TO_PASS", "test_script"]
@@ -108,7 +105,6 @@ class SwerlGen(Environment):
                     raise RowError(f"instance.{key}", "a list of tests, or one as JSON", repr(error)) from error
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """See the module docstring. What cannot be extracted or applied scores 0."""
         if row["mode"] == "repro-gen":
             return await self._reproduction(row, response.text)
         body = solution_of(response.text, relaxed=self.config.relaxed_formatting)

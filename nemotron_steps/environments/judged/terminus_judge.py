@@ -70,7 +70,6 @@ class TerminusJudge(JudgedEnvironment):
     config: TerminusConfig
 
     def check_values(self, row: Row) -> None:
-        """The harness is known, the expected step is of its schema, a threshold is a number."""
         harness = row["metadata"]["harness"]
         if harness not in SCHEMAS:
             raise RowError("metadata.harness", f"one of {', '.join(SCHEMAS)}", repr(harness))

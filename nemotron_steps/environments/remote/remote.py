@@ -84,18 +84,15 @@ class RemoteEnvironment(Environment):
             self._policy["policy_model_name"] = config.policy_model_name
 
     async def start(self) -> None:
-        """Wait for the server."""
         try:
             await self.client.wait_ready(self.config.ready_timeout_s)
         except ServerUnreachableError as error:
             raise self._lost(error) from error
 
     async def close(self) -> None:
-        """Break off what is in flight."""
         self.client.close()
 
     def check_values(self, row: Row) -> None:
-        """The configured fields must be there."""
         for path in self.config.row_fields:
             if lookup(row, path) is None:
                 raise RowError(path, f"a value at `{path}`", "nothing")

@@ -67,7 +67,6 @@ class Mcqa(Environment):
             raise RowError("grading_mode", f"one of {', '.join(get_args(GradingMode))}", repr(mode))
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """1 if the extracted letter equals the key, else 0."""
         text, options, letter = response.text, options_of(row), None
         patterns = output_regexes(row)
         if patterns and text.strip():

@@ -80,7 +80,6 @@ class ReasoningGym(Environment):
             raise RowError("metadata", f"what the scorer of {source} needs", failure[:200])
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """The library's score in [0, 1]."""
         answer, vetted, entry = _vetted(row, response.text)
         if row["metadata"]["source_dataset"] in EVALUATED_AS_EXPRESSION and vetted is answer:
             score, failure = await self.in_helper(score_answer, vetted, entry)

@@ -155,7 +155,6 @@ class StructuredOutputs(Environment):
     required_fields: ClassVar[tuple[str, ...]] = ("schema_str",)
 
     def check_values(self, row: Row) -> None:
-        """The schema must be a valid JSON Schema and the format, json where none is named, a known one."""
         if _format(row) not in get_args(Format):
             raise RowError("schema_type", f"one of {', '.join(get_args(Format))}", repr(row["schema_type"]))
         try:

@@ -65,7 +65,6 @@ class SwePivot(Environment):
     config: SwePivotConfig
 
     def check_values(self, row: Row) -> None:
-        """The expected arguments must be a JSON object."""
         if _expected(row).parsed_arguments() is None:
             raise RowError("expected_action.arguments", "a JSON object as text", repr(row["expected_action"])[:120])
 

@@ -36,11 +36,9 @@ class WorkplaceAssistant(Environment):
         self._loaded: dict[str, Table] | None = None
 
     async def start(self) -> None:
-        """Read the databases."""
         self._tables()
 
     def check_values(self, row: Row) -> None:
-        """The ground truth is a list of calls. Whether they fit the databases is for check_resources."""
         truth = row["ground_truth"]
         if not isinstance(truth, list):
             raise RowError("ground_truth", "a list of calls", type(truth).__name__)
@@ -54,7 +52,6 @@ class WorkplaceAssistant(Environment):
         self._wanted(row)
 
     async def seed(self, row: Row) -> Session:
-        """The row's tools over fresh databases."""
         session = await super().seed(row)
         session.state = Workplace(self._tables())
         return session
@@ -64,7 +61,6 @@ class WorkplaceAssistant(Environment):
         return await super().seed(row)
 
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
-        """Run one tool; its result as JSON."""
         return json.dumps({"output": session.state.call(name, arguments)})
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
