@@ -412,13 +412,6 @@ def _split(prompt: list[Message], side: list[Message]) -> tuple[list[Message], l
         begin = next(place for place, message in enumerate(side) if message is repeated[len(told) - 1]) + 1
         own = side[:begin]
         return (prompt if len(own) < len(prompt) else own), side[begin:]
-    # A prompt in one text, before answers that are whole chats: what they repeat is the prompt, if that text is in it.
-    if len(prompt) == 1 and len(side) > 2 and side[0]["role"] in ("system", "user"):
-        last = max(place for place, message in enumerate(side) if message["role"] == "user")
-        own, text = side[: last + 1], prompt[0]["content"].strip()
-        users = [m["content"].strip() for m in own if m["role"] == "user"]
-        if text in (users[0], users[-1]) or all(m["content"].strip() in text for m in own):
-            return own, side[last + 1 :]
     if len(prompt) == len(side) == 1 and len(prompt[0]["content"].split()) > 2:  # texts that begin with it
         before, begins, after = side[0]["content"].partition(prompt[0]["content"])
         if begins and not before.strip() and after.strip():

@@ -10,7 +10,7 @@ from pydantic import Field
 from nemotron_steps.environments.base import GradeResult, Response, Row, RowError, Session
 from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, blocks, last_label
 from nemotron_steps.environments.responses import json_of
-from nemotron_steps.environments.text.json_schema import validation_problem
+from nemotron_steps.environments.text.json_schema import problem_with, validator_of
 
 EQUAL, DIFFERENT = "[[A=B]]", "[[A!=B]]"
 
@@ -77,7 +77,7 @@ class TerminusJudge(JudgedEnvironment):
             expected = json_of(row["expected_answer"])
         except (ValueError, TypeError, RecursionError) as error:
             raise RowError("expected_answer", "a JSON object as text", str(error)) from error
-        problem = validation_problem(expected, SCHEMAS[harness])
+        problem = problem_with(expected, validator_of(SCHEMAS[harness]))
         if problem is not None:
             raise RowError("expected_answer", f"a step of {harness}", problem)
         threshold = row.get("threshold")
@@ -93,7 +93,7 @@ class TerminusJudge(JudgedEnvironment):
             step = json_of(response.text)
         except (ValueError, RecursionError):
             return GradeResult(0.0, details={"gate": "not_json"})
-        problem = validation_problem(step, SCHEMAS[row["metadata"]["harness"]])
+        problem = problem_with(step, validator_of(SCHEMAS[row["metadata"]["harness"]]))
         if problem is not None:
             return GradeResult(0.0, details={"gate": "schema", "problem": problem})
         if _complete(step) != _complete(expected):
