@@ -69,19 +69,13 @@ __all__ = [
 Row = Mapping[str, Any]
 
 JUDGE_UNAVAILABLE = "judge_unavailable"
-"""Failure class: the judge did not answer within its retries."""
 REWARD_OUT_OF_RANGE = "reward_out_of_range"
-"""Failure class: the environment gave a reward outside its own `reward_range`."""
 VERDICT_INVALID = "verdict_invalid"
 """Failure class: `verify` did not return a GradeResult, or its reward or a component is not a finite float32."""
 VERIFY_FAILED = "verify_failed"
-"""Failure class: `verify` (or `verify_group`) raised an exception."""
 VERIFIER_TIMEOUT = "verifier_timeout"
-"""Failure class: a grader in a helper process used up its processor time or memory."""
 VERIFIER_CRASHED = "verifier_crashed"
-"""Failure class: a grader in a helper process raised, or ended it."""
 ENVIRONMENT_LOST = "environment_lost"
-"""Failure class: a process of the environment died, or the environment does not answer."""
 
 FLOAT32_MAX = 3.4028234663852886e38
 """Largest finite float32. Advantages become float32: a number beyond it would be an infinite loss."""

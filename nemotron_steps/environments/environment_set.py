@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 POLICY_NAME = "policy"
-"""What the policy's endpoint calls the model in training."""
 
 
 class EnvironmentSet:

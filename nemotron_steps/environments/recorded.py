@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from nemotron_steps.environments.base import Environment, GradeResult
 
 Placed = tuple[dict[str, Any], str]
-"""A row, and the file:line of it."""
 
 TASK_INDEX = "_ng_task_index"
 """NeMo-Gym's key: rollouts of one prompt have one number."""

@@ -34,7 +34,6 @@ SECTION = "env.nemo_gym.environments"
 ENVIRONMENT_KEY = "environment"
 
 Options = Mapping[str, Mapping[str, Any]]
-"""`env.nemo_gym.environments`: settings by the name of an environment or of an agent."""
 
 _PACKAGE = "nemotron_steps.environments"
 BUILT_IN: dict[str, str] = {
@@ -64,7 +63,6 @@ BUILT_IN: dict[str, str] = {
     "swe_agent": f"{_PACKAGE}.swe.swe_agent:SweAgent",
     "swe_pivot": f"{_PACKAGE}.tools.swe_pivot:SwePivot",
 }
-"""Environment name → module:class."""
 
 
 @dataclass(frozen=True)
@@ -139,10 +137,8 @@ AGENT_ALIASES: dict[str, str] = {
     "single_step_tool_use": "single_step_tool_use_with_argument_comparison",
     "terminal_pivot": "terminus_judge",
 }
-"""Names that public agents use, without suffix, where they differ from the environment's name."""
 
 AGENT_SUFFIXES = ("_simple_agent", "_agent", "_resources_server")
-"""Suffixes that public configs append to an environment's name to name its agent."""
 
 
 @lru_cache(maxsize=8)

@@ -43,7 +43,6 @@ ANSWERS = ("completion", "response", "output", "answers", "generated_solution", 
 _SYSTEM = ("system", "system_prompt")
 _TOOLS = ("tools", "functions")
 _COMPARED = frozenset({"overall_preference", "conversation_a", "response_a"})
-"""HelpSteer 3 and lmarena (steps/data_prep/preference_prep.py)."""
 _PYTHON = re.compile(r"\s*\[\{'(?:role|from|content)'")
 _NAME = re.compile(r"\w[\w.-]*")
 _READ = frozenset({REQUEST, "prompt", "chosen", "rejected", "context", *CHATS, *QUESTIONS, *ANSWERS, *_TOOLS})
@@ -54,7 +53,6 @@ A_PROMPT = (
     '{"responses_create_params": {"input": [{"role": "user", "content": "1 + 1?"}]}, "agent_ref": {"name": "AGENT"}}, '
     "with the fields that its environment needs"
 )
-"""A row that read_prompt has nothing against."""
 A_CHAT = '{"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}'
 A_PAIR = '{"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}'
 

@@ -47,7 +47,6 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 _READ = frozenset({"role", "from", *_CONTENT, "tool_calls", "function_call", "refusal", "train", "loss", *_REASONING})
 _PLACE = re.compile(r"\[\d+\]")
 _OF_ITEMS = frozenset({"type", "status", "id"})
-"""What a message of the Responses API has besides."""
 
 
 def wrong(what: str, where: str, field: str = "", *, expected: str | None = None, found: Any = None) -> DataError:

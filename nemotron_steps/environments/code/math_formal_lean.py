@@ -39,9 +39,7 @@ from nemotron_steps.sandbox.base import MIB
 LEAN_TAGS = (frozenset({"lean", "lean4"}), frozenset({"tactics"}), frozenset({""}))
 """Tags of the blocks a proof is looked for in: those of a later set only where there is none of an earlier."""
 LEAN_TIMEOUT = "lean_timeout"
-"""Failure class: this machine was too busy for Lean to finish, so whether the proof holds is unknown."""
 LEAN_FAILED = "lean_failed"
-"""Failure class: the row's own statement does not compile."""
 CHECK = Path(__file__).with_name("proof_check.lean")
 
 _COMMENT_BEGIN = re.compile(r"--[^\n]*|/-")

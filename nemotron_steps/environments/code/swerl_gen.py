@@ -34,18 +34,15 @@ from nemotron_steps.sandbox.container_session import ContainerSession
 from nemotron_steps.sandbox.containers import check_engine
 
 SETUP_FAILED = "setup_failed"
-"""Failure class: the repository's own preparation did not finish."""
 PATCH_NOT_APPLICABLE = "patch_not_applicable"
 """Failure class: the row's files, changed as the answer asks, are not the image's."""
 PARTIAL = 0.2
 TEST_FILE = "reproduce_issue.py"
 REPRODUCED = {"as it is": 2, "mended": 0}
-"""Exit codes of a script that reproduces an issue."""
 REPOSITORY = "/testbed"
 
 MAX_EDITS = 200
 CONTEXT = 3
-"""Unchanged lines of a patch around what it changes."""
 
 _PATCHED = re.compile(r"^\+\+\+ b/(\S+\.py)$", re.MULTILINE)
 _PATH = re.compile(r"###\s*(\S+)\s*")

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge, Messages
 
 JUDGE_UNPARSEABLE = "judge_unparseable"
-"""Failure class: no reply of the judge held a verdict."""
 
 Value = TypeVar("Value")
 
@@ -43,7 +42,6 @@ class JudgeSampling(BaseModel):
 
 
 JUDGE_ROLE = "judge_model"
-"""Role of the general judge (equivalence, rubrics, mathematics)."""
 
 
 class JudgedConfig(EnvironmentConfig):

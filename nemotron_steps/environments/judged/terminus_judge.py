@@ -22,9 +22,7 @@ SYSTEM = (
 )
 
 MAX_LENGTH = 100_000
-"""Characters of a step; a longer one is refused unread."""
 INLINE_LENGTH = 2_000
-"""Keystrokes of either side that are compared at once; more are compared in a helper process."""
 
 _NUMBER, _TEXT, _FLAG = {"type": "number"}, {"type": "string"}, {"type": "boolean"}
 
@@ -49,7 +47,6 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         {"analysis": _TEXT, "plan": _TEXT, "commands": {"type": "array", "items": _COMMAND_2}}, task_complete=_FLAG
     ),
 }
-"""Harness → JSON Schema of one step."""
 
 
 class TerminusConfig(JudgedConfig):

@@ -27,9 +27,7 @@ from nemotron_steps.environments.responses import response_object, text_of
 from nemotron_steps.errors import ConfigError, WorkerLostError
 
 ENVIRONMENT_UNAVAILABLE = "environment_unavailable"
-"""Failure class: the server did not answer within the retries."""
 ENVIRONMENT_REFUSED = "environment_refused"
-"""Failure class: the server answered with an error or something else than a verdict."""
 
 
 class RemoteConfig(EnvironmentConfig):

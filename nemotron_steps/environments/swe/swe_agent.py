@@ -40,18 +40,12 @@ from nemotron_steps.sandbox.container_session import ApptainerSession, Container
 from nemotron_steps.sandbox.session import BubblewrapSession, SessionOverError
 
 AGENT_TIMEOUT = "agent_timeout"
-"""Failure class: the agent's total time is used up."""
 AGENT_OUT_OF_MEMORY = "agent_out_of_memory"
-"""Failure class: the agent's memory, files included, is used up."""
 TESTS_TIMEOUT = "tests_timeout"
-"""Failure class: the tests did not end in time."""
 TESTS_OUT_OF_MEMORY = "tests_out_of_memory"
-"""Failure class: the tests used up their memory."""
 NO_WORKING_COPY = "no_working_copy"
-"""Failure class: the agent worked elsewhere, and what it changed is not in the rollout."""
 
 REMEMBERED = 4096
-"""Verdicts: the same changes to the same task are graded once."""
 
 
 class SweAgentConfig(EnvironmentConfig):

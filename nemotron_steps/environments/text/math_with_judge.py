@@ -33,7 +33,6 @@ _CONTENT = re.compile(r"[^\s$'\"{}]")
 MAX_LENGTH = 10_000
 """Characters of a box, or four times the expected answer if that is more."""
 EXPECTED_UNPARSEABLE = "expected_answer_unparseable"
-"""Failure class: math-verify cannot read the row's expected answer as an expression, and no judge could be asked."""
 
 
 class MathWithJudgeConfig(JudgedConfig):

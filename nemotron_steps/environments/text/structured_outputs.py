@@ -134,7 +134,6 @@ def _element(element: ElementTree.Element) -> Any:
 
 
 INLINE_LENGTH = 10_000
-"""Longer answers, and schemas with regular expressions of their own, are graded in a helper process."""
 
 
 class StructuredOutputs(Environment):

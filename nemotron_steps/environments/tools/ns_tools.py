@@ -29,7 +29,6 @@ TOOL_SPEC: dict[str, Any] = {
     "strict": True,
 }
 SHOWN = 10_000
-"""Characters of a cell's output that the policy sees."""
 
 NOTEBOOK = r"""
 import ast, contextlib, io, json, sys, traceback

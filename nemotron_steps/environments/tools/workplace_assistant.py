@@ -11,7 +11,6 @@ from nemotron_steps.environments.tools.workplace_tables import FILES, Table, Wor
 from nemotron_steps.errors import UnsupportedError
 
 GROUND_TRUTH_FAILS = "ground_truth_fails"
-"""Failure class: a call of the row's ground truth fails on the databases, so there is nothing to compare with."""
 
 
 class WorkplaceConfig(EnvironmentConfig):

@@ -112,7 +112,6 @@ FILES = {
     "project_management": "project_tasks.csv",
     "customer_relationship_manager": "customer_relationship_manager_data.csv",
 }
-"""Database → file in the data folder."""
 
 KEYS = {
     "email": "email_id",
@@ -120,7 +119,6 @@ KEYS = {
     "project_management": "task_id",
     "customer_relationship_manager": "customer_id",
 }
-"""Database → its id column."""
 
 _ON_ROWS = {
     "email": "get_email_information_by_id delete_email",
@@ -131,10 +129,8 @@ _ON_ROWS = {
 """Tools on one row of a database, without its name before them."""
 
 CHOICES = frozenset({"status", "list_name", "board"})
-"""Columns whose values are words of a fixed list, as it writes them."""
 
 NOW = "2023-11-30 00:00:00"
-"""The moment the databases were taken; what a rollout sends carries this time."""
 PAGE_SIZE = 5
 
 
