@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Row, RowError, Session
 from nemotron_steps.environments.responses import Response, ToolCall
-from nemotron_steps.environments.tools.workplace_tables import FILES, Table, Workplace, company, load
+from nemotron_steps.environments.tools.workplace_tables import FILES, Table, Workplace, load
 from nemotron_steps.errors import UnsupportedError
 
 GROUND_TRUTH_FAILS = "ground_truth_fails"
@@ -17,7 +17,7 @@ class WorkplaceConfig(EnvironmentConfig):
     """Settings."""
 
     databases: str | None = None
-    """Folder with the five CSV files that the rows were written for; None: the made-up company of this package."""
+    """Folder with the five CSV files that the rows were written for; None: empty databases."""
 
 
 class WorkplaceAssistant(Environment):
@@ -90,7 +90,7 @@ class WorkplaceAssistant(Environment):
                 raise RowError(f"ground_truth[{index}]", "JSON arguments", repr(call)[:80])
             output = workplace.call(str(call["name"]), arguments)
             if isinstance(output, str) and output.startswith("Error:"):
-                found = self.config.databases or "the made-up company of this package"
+                found = self.config.databases or "empty"
                 raise RowError(
                     f"ground_truth[{index}]",
                     "a call that works on the databases. Public rows need NeMo-Gym's, the folder "
@@ -104,7 +104,7 @@ class WorkplaceAssistant(Environment):
         folder = self.config.databases
         if self._loaded is None:
             try:
-                self._loaded = company() if folder is None else load(Path(folder))
+                self._loaded = {name: [] for name in FILES} if folder is None else load(Path(folder))
             except OSError as error:
                 key = "env.nemo_gym.environments.workplace_assistant.databases"
                 raise UnsupportedError(
@@ -112,7 +112,7 @@ class WorkplaceAssistant(Environment):
                     where=folder,
                     expected=f"a folder with {', '.join(FILES.values())}",
                     found=str(error),
-                    hints=(f"{key}=FOLDER", f"{key}=null   # a made-up company"),
+                    hints=(f"{key}=FOLDER", f"{key}=null   # empty databases"),
                 ) from error
         return self._loaded
 
