@@ -22,6 +22,7 @@ MOVED: dict[str, str] = {
     "runs.tracker": "runs.context",
     "environments.judged.notes": "environments.judged.judge_transcripts",
     "environments.remote.json_http": "environments.http_client",
+    "environments.agents": "environments.registry",
 }
 """Old module → new module, below nemotron_steps."""
 

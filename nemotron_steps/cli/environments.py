@@ -52,24 +52,15 @@ def verify_rollouts(args: argparse.Namespace) -> int:
     """`steps env verify NAME ROLLOUTS.jsonl`: recorded rollouts graded again. Exit code 1 where any reward differs."""
     import asyncio
 
-    from nemotron_steps.environments.base import MissingFieldError
-    from nemotron_steps.environments.recorded import RowsByPrompt, regrade
+    from nemotron_steps.environments.recorded import regrade
 
     environment = _created(args)
     rollouts = _rows(args.rollouts)
-    if args.rows is not None:
-        rows = RowsByPrompt(_rows(args.rows))
-        rollouts = ((rows.completed(row, where), where) for row, where in rollouts)
 
     async def collect() -> list[Regraded]:
         return [each async for each in regrade(environment, rollouts)]
 
-    try:
-        graded = asyncio.run(collect())
-    except MissingFieldError as error:
-        if args.rows is None:
-            error.hints = ("--rows INPUTS.jsonl   # the rows that the rollouts were sampled from", *error.hints)
-        raise
+    graded = asyncio.run(collect())
     if not graded:
         raise DataError(
             "the file has no rollouts",
@@ -104,14 +95,7 @@ def serve_environment(args: argparse.Namespace) -> int:
     stopped = threading.Event()
     before = {each: signal.signal(each, lambda *_: stopped.set()) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with EnvironmentServer(
-            environment,
-            host=args.host,
-            port=args.port,
-            agent=None if args.environment == environment.name else args.environment,
-            model_url=args.model_url,
-            group_size=args.group_size,
-        ) as server:
+        with EnvironmentServer(environment, host=args.host, port=args.port) as server:
             if args.as_json:
                 print_json({"environment": environment.name, "url": server.url})
             else:
@@ -131,8 +115,7 @@ def serve_environment(args: argparse.Namespace) -> int:
 
 def _created(args: argparse.Namespace) -> Environment:
     """The environment that the command line asks for, with its settings and judges."""
-    from nemotron_steps.environments.agents import resolve
-    from nemotron_steps.environments.registry import environment_class, settings_of
+    from nemotron_steps.environments.registry import environment_class, resolve, settings_of
 
     name = args.environment
     settings: dict[str, Any] = {}

@@ -241,7 +241,7 @@ def _environments(add: Callable[..., Parser], into: Any) -> None:
     _json(add("list", "environments:list_environments", "list the environments", into))
     show = add("show", "environments:show_environment", shown, into)
     verify = add("verify", "environments:verify_rollouts", graded, into)
-    serve = add("serve", "environments:serve_environment", "serve one over HTTP with NeMo-Gym's endpoints", into)
+    serve = add("serve", "environments:serve_environment", "serve one over HTTP as NeMo-Gym's are", into)
     for command in (show, verify, serve):
         command.add_argument("environment", metavar="NAME", help="environment or agent")
         _json(command)
@@ -252,14 +252,10 @@ def _environments(add: Callable[..., Parser], into: Any) -> None:
         command.add_argument("--judge", metavar="[ROLE=]URL", help=judge, **_MANY)
         command.add_argument("--judge-model", metavar="NAME", help="its model (default: the first that it lists)")
         command.add_argument("--judge-key", metavar="VARIABLE", help="environment variable with its API key")
-    verify.add_argument("--rows", metavar="FILE", help="the input rows, for fields that the rollouts lack")
     close = "rewards this close are the same (default: 1e-6)"
     verify.add_argument("--tolerance", type=float, default=1e-6, metavar="X", help=close)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     serve.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
-    serve.add_argument("--model-url", metavar="URL", help="model server (…/v1) that /run samples from")
-    group = "rollouts of a prompt that an environment judges together"
-    serve.add_argument("--group-size", type=int, metavar="N", help=group)
 
 
 def _stored(command: Parser) -> None:

@@ -16,9 +16,7 @@ import asyncio
 import hashlib
 import importlib
 import inspect
-import json
 import math
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -44,8 +42,6 @@ from nemotron_steps.errors import ConfigError
 
 _TRAINERS_OWN = frozenset({"completion_ids", "prompt_ids", "trainer_state", "log_extra", "log_metric"})
 """What TRL gives a function besides: tokens and state of its own trainer."""
-_SHOWN = 200
-"""Characters of a value in a command that calls a function again."""
 _VERL = frozenset({"solution_str", "ground_truth"})
 
 
@@ -84,27 +80,23 @@ class RewardFunctionEnvironment(Environment):
             _refuse_unfillable(load(each.function), each.function)
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """One answer, as a group of its own."""
         (verdict,) = await self.verify_group(row, [response], [session])
         return verdict
 
     async def verify_group(
         self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
     ) -> list[GradeResult]:
-        """Every function on all answers; the weighted sum of what each gives an answer."""
         texts = [response.text for response in responses]
         columns = {key: value for key, value in row.items() if key not in ("responses_create_params", "agent_ref")}
         prompt = columns.pop("prompt", None) or row["responses_create_params"]["input"]
 
         async def called(function: str) -> list[float | None]:
-            given = (function, prompt, texts, columns)
+            given, limits = (function, prompt, texts, columns), (self.config.workers, self.config.timeout_s)
             try:
-                return await self.in_helper(  # type: ignore[no-any-return]
-                    call, *given, size=self.config.workers, cpu_s=self.config.timeout_s
-                )
+                found: list[float | None] = await self.in_helper(call, *given, size=limits[0], cpu_s=limits[1])
             except GraderFailedError as error:
-                hint = _command(*given)
-                raise GraderFailedError(error.failure, f"reward={function}: {error.message}", hint) from error
+                raise GraderFailedError(error.failure, f"reward={function}: {error.message}") from error
+            return found
 
         rewards = await asyncio.gather(*(called(each.function) for each in self.config.functions))
         return [self._verdict(of_one_answer) for of_one_answer in zip(*rewards, strict=True)]
@@ -120,19 +112,6 @@ class RewardFunctionEnvironment(Environment):
             message = f"the sum of the rewards must be a finite float32, found {total}: {parts}"
             return GradeResult.failed(VERIFIER_CRASHED, message=message)
         return GradeResult(total, told)
-
-
-def _command(function: str, prompt: Any, completions: list[str], columns: dict[str, Any]) -> str:
-    """The command that calls a function as `call` did; long values are left out."""
-
-    def short(value: Any) -> Any:
-        return value if len(json.dumps(value)) <= _SHOWN else "..."
-
-    values = {name: short(value) for name, value in columns.items()}
-    given = [function, short(prompt), [short(each) for each in completions[:2]], values]
-    program = f"import json, sys; from {__name__} import call; print(call(*json.loads(sys.argv[1])))"
-    arguments = json.dumps(given, ensure_ascii=False)
-    return shlex.join(["python", "-c", program, arguments]) + "   # the function alone"
 
 
 def call(function: str, prompt: Any, completions: list[str], columns: dict[str, Any]) -> list[float | None]:

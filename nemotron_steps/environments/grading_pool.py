@@ -27,13 +27,10 @@ LINE_LIMIT = 64 * 1024 * 1024
 MEMORY_BYTES = 4 * 1024**3
 """Of address space: what an expression that grows without end may take before it counts as too long."""
 OUT_OF_MEMORY = 86
-"""Exit code of a helper that came to MEMORY_BYTES."""
 WALL_FACTOR = 10
 """A call may take so many times its processor time by the clock: for a helper that sleeps, or gets no processor."""
 STARTING_S = 120.0
-"""Until a helper has imported its grader, on a busy machine."""
 ENDING_S = 5.0
-"""From a helper's last word to its end."""
 FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT})
 """Exit codes of a helper that somebody ended, the kernel when the machine's memory is used up among them."""
 PR_SET_PDEATHSIG = 1

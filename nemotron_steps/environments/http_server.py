@@ -35,7 +35,6 @@ BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
     b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(_BUSY_BODY), _BUSY_BODY)
 )
-"""The whole answer to a connection over the bound."""
 
 
 def most_connections() -> int:

@@ -43,7 +43,6 @@ ANSWERS = ("completion", "response", "output", "answers", "generated_solution", 
 _SYSTEM = ("system", "system_prompt")
 _TOOLS = ("tools", "functions")
 _COMPARED = frozenset({"overall_preference", "conversation_a", "response_a"})
-"""HelpSteer 3 and lmarena (steps/data_prep/preference_prep.py)."""
 _PYTHON = re.compile(r"\s*\[\{'(?:role|from|content)'")
 _NAME = re.compile(r"\w[\w.-]*")
 _READ = frozenset({REQUEST, "prompt", "chosen", "rejected", "context", *CHATS, *QUESTIONS, *ANSWERS, *_TOOLS})
@@ -54,7 +53,6 @@ A_PROMPT = (
     '{"responses_create_params": {"input": [{"role": "user", "content": "1 + 1?"}]}, "agent_ref": {"name": "AGENT"}}, '
     "with the fields that its environment needs"
 )
-"""A row that read_prompt has nothing against."""
 A_CHAT = '{"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}'
 A_PAIR = '{"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}'
 
@@ -412,13 +410,6 @@ def _split(prompt: list[Message], side: list[Message]) -> tuple[list[Message], l
         begin = next(place for place, message in enumerate(side) if message is repeated[len(told) - 1]) + 1
         own = side[:begin]
         return (prompt if len(own) < len(prompt) else own), side[begin:]
-    # A prompt in one text, before answers that are whole chats: what they repeat is the prompt, if that text is in it.
-    if len(prompt) == 1 and len(side) > 2 and side[0]["role"] in ("system", "user"):
-        last = max(place for place, message in enumerate(side) if message["role"] == "user")
-        own, text = side[: last + 1], prompt[0]["content"].strip()
-        users = [m["content"].strip() for m in own if m["role"] == "user"]
-        if text in (users[0], users[-1]) or all(m["content"].strip() in text for m in own):
-            return own, side[last + 1 :]
     if len(prompt) == len(side) == 1 and len(prompt[0]["content"].split()) > 2:  # texts that begin with it
         before, begins, after = side[0]["content"].partition(prompt[0]["content"])
         if begins and not before.strip() and after.strip():

@@ -143,8 +143,7 @@ def _environments(values: Values, inputs: Mapping[str, Artifact], code: Code) ->
     named = {str(name) for name in _environment_names(values)}
     if registry not in code.modules and not named:
         return set()
-    from nemotron_steps.environments.agents import AGENTS, resolve
-    from nemotron_steps.environments.registry import BUILT_IN, names, plugin
+    from nemotron_steps.environments.registry import AGENTS, BUILT_IN, names, plugin, resolve
 
     env = _section(values, "env")
     by_row = env.get("should_use_nemo_gym", True) and not _section(values, "evaluation").get("environment")

@@ -16,8 +16,7 @@ from typing import Any
 
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.environments.agents import resolve
-from nemotron_steps.environments.registry import environment_class, settings_of
+from nemotron_steps.environments.registry import environment_class, resolve, settings_of
 from nemotron_steps.errors import StepsError, UnsupportedError
 from nemotron_steps.manifest.packs import BUILT_IN
 from nemotron_steps.manifest.typegraph import TypeGraph

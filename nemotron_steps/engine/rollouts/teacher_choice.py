@@ -8,7 +8,7 @@ from typing import Any
 
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.opd import OnPolicyDistillationConfig
-from nemotron_steps.environments.agents import agent_of
+from nemotron_steps.environments.registry import agent_of
 from nemotron_steps.errors import ConfigError, DataError, show_line
 
 _SECTION = "on_policy_distillation"

@@ -17,9 +17,9 @@ from nemotron_steps.config.schema.rl import JUDGE_ROLES, EnvConfig, RlConfig
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream, read_rows
 from nemotron_steps.engine.rollouts.teacher_choice import TeacherChoice
 from nemotron_steps.engine.setup.prompt_lengths import JudgeToBe, short_enough
-from nemotron_steps.environments.agents import refuse_unread_settings
 from nemotron_steps.environments.base import Environment, Row
 from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet
+from nemotron_steps.environments.registry import refuse_unread_settings
 from nemotron_steps.errors import ArtifactError, ConfigError, show_line
 from nemotron_steps.models.architecture import hf_folder
 from nemotron_steps.models.chat import ChatFormat

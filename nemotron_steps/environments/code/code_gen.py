@@ -192,7 +192,6 @@ class CodeGen(Environment):
 
     @classmethod
     def needs(cls, config: Any, row: Row | None = None) -> tuple[str, ...]:
-        """The sandbox."""
         return (config.sandbox,)
 
     def _setup(self) -> None:
@@ -203,15 +202,12 @@ class CodeGen(Environment):
         self.sandbox = create_sandbox(self.config.sandbox, **options)
 
     async def start(self) -> None:
-        """Probe the sandbox."""
         await self.sandbox.start()
 
     async def close(self) -> None:
-        """Close the sandbox."""
         await self.sandbox.close()
 
     def check_values(self, row: Row) -> None:
-        """As many inputs as outputs, at least one, and JSON where a function is called."""
         where = "verifier_metadata.unit_tests"
         try:
             tests = unit_tests_of(row)
@@ -232,7 +228,6 @@ class CodeGen(Environment):
                 raise RowError(f"{where}.{name}[{index}]", "JSON", text[:80]) from error
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """1 if every test passes, 0 if not, the penalty for broken thinking tags."""
         tests = unit_tests_of(row)
         if breaks_thinking_tags(response):
             return GradeResult(self.config.reasoning_format_penalty, {"reasoning_format_violation": 1.0})

@@ -39,9 +39,7 @@ from nemotron_steps.sandbox.base import MIB
 LEAN_TAGS = (frozenset({"lean", "lean4"}), frozenset({"tactics"}), frozenset({""}))
 """Tags of the blocks a proof is looked for in: those of a later set only where there is none of an earlier."""
 LEAN_TIMEOUT = "lean_timeout"
-"""Failure class: this machine was too busy for Lean to finish, so whether the proof holds is unknown."""
 LEAN_FAILED = "lean_failed"
-"""Failure class: the row's own statement does not compile."""
 CHECK = Path(__file__).with_name("proof_check.lean")
 
 _COMMENT_BEGIN = re.compile(r"--[^\n]*|/-")
@@ -92,7 +90,6 @@ class MathFormalLean(Environment):
 
     @classmethod
     def needs(cls, config: Any, row: Row | None = None) -> tuple[str, ...]:
-        """The sandbox, and Lean where no image brings it."""
         return (config.sandbox,) if config.sandbox_image else (config.sandbox, "lean")
 
     def _setup(self) -> None:
@@ -135,21 +132,17 @@ class MathFormalLean(Environment):
         )
 
     async def close(self) -> None:
-        """Close the sandbox."""
         await self.sandbox.close()
 
     def check_values(self, row: Row) -> None:
-        """The statement has a name and ends where its proof begins."""
         statement = str(row["formal_statement"])
         if not (_NAMED.search(without_comments(statement)) and _BY.search(statement)):
             raise RowError("formal_statement", "a theorem with a name, up to `:= by`", repr(statement)[-80:])
 
     async def seed(self, row: Row) -> Session:
-        """No correction used yet."""
         return Session(state={"corrections": 0, "last": None})
 
     async def follow_up(self, row: Row, response: Response, session: Session) -> str | None:
-        """The compiler's message, while corrections are left and the proof does not compile."""
         if session.state["corrections"] >= self.config.max_corrections:
             return None
         accepted, message = await self._grade(row, response.text)
@@ -160,7 +153,6 @@ class MathFormalLean(Environment):
         return f"The proof was not accepted:\n\n{message[-4000:]}\n\nGive the complete corrected Lean 4 code."
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """1 if the last proof is accepted, else 0."""
         state: dict[str, Any] = session.state or {"corrections": 0, "last": None}
         text, *graded = state["last"] or (None,)
         accepted, message = graded if text == response.text else await self._grade(row, response.text)

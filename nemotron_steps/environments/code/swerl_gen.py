@@ -34,18 +34,15 @@ from nemotron_steps.sandbox.container_session import ContainerSession
 from nemotron_steps.sandbox.containers import check_engine
 
 SETUP_FAILED = "setup_failed"
-"""Failure class: the repository's own preparation did not finish."""
 PATCH_NOT_APPLICABLE = "patch_not_applicable"
 """Failure class: the row's files, changed as the answer asks, are not the image's."""
 PARTIAL = 0.2
 TEST_FILE = "reproduce_issue.py"
 REPRODUCED = {"as it is": 2, "mended": 0}
-"""Exit codes of a script that reproduces an issue."""
 REPOSITORY = "/testbed"
 
 MAX_EDITS = 200
 CONTEXT = 3
-"""Unchanged lines of a patch around what it changes."""
 
 _PATCHED = re.compile(r"^\+\+\+ b/(\S+\.py)$", re.MULTILINE)
 _PATH = re.compile(r"###\s*(\S+)\s*")
@@ -78,18 +75,15 @@ class SwerlGen(Environment):
 
     @classmethod
     def needs(cls, config: Any, row: Row | None = None) -> tuple[str, ...]:
-        """The container engine."""
         return (config.engine,)
 
     def _setup(self) -> None:
         self._grader = Grader()
 
     async def start(self) -> None:
-        """Check the container engine."""
         await check_engine(self.config.engine)
 
     def check_values(self, row: Row) -> None:
-        """The mode is known and what it needs is there."""
         if row["mode"] not in ("eval", "repro-gen"):
             raise RowError("mode", "eval or repro-gen", repr(row["mode"]))
         needed = ["patch"] if row["mode"] == "repro-gen" else ["FAIL_TO_PASS", "PASS_TO_PASS", "test_script"]
@@ -108,7 +102,6 @@ class SwerlGen(Environment):
                     raise RowError(f"instance.{key}", "a list of tests, or one as JSON", repr(error)) from error
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """See the module docstring. What cannot be extracted or applied scores 0."""
         if row["mode"] == "repro-gen":
             return await self._reproduction(row, response.text)
         body = solution_of(response.text, relaxed=self.config.relaxed_formatting)

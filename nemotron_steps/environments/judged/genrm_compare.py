@@ -216,11 +216,9 @@ class GenrmCompare(Environment):
         self.reward_range = (-1.5 - terms, 7.5 + terms + self.config.reasoning_bonus + self.config.answer_bonus)
 
     def needed_judges(self) -> tuple[str, ...]:
-        """The generative reward model."""
         return (JUDGE_ROLE,)
 
     def check_values(self, row: Row) -> None:
-        """The conversation must have text for the judge to read, and a principle must be text."""
         if not any(message["content"].strip() for message in conversation(row)):
             raise RowError("responses_create_params.input", "a message with text", "no text")
         if row.get("principle") is not None and not isinstance(row["principle"], str):
@@ -245,13 +243,11 @@ class GenrmCompare(Environment):
             judge.refuse_longer(question, where, max_tokens=most)
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """A group of one: the default score."""
         return (await self.verify_group(row, [response], [session]))[0]
 
     async def verify_group(
         self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
     ) -> list[GradeResult]:
-        """Compare the group's answers and turn the comparisons into rewards, in order."""
         if len(responses) < 2:
             return [GradeResult(self.config.default_score, {"group_of_one": 1.0}) for _ in responses]
         try:

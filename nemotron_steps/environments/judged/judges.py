@@ -18,7 +18,6 @@ from nemotron_steps.environments.responses import content_text, text_of
 from nemotron_steps.errors import ConfigError, JudgeUnavailableError, WorkerLostError
 
 Messages = Sequence[dict[str, str]]
-"""Chat messages: role and content."""
 
 
 class JudgeLostError(WorkerLostError):

@@ -10,7 +10,7 @@ from pydantic import Field
 from nemotron_steps.environments.base import GradeResult, Response, Row, RowError, Session
 from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, blocks, last_label
 from nemotron_steps.environments.responses import json_of
-from nemotron_steps.environments.text.json_schema import validation_problem
+from nemotron_steps.environments.text.json_schema import problem_with, validator_of
 
 EQUAL, DIFFERENT = "[[A=B]]", "[[A!=B]]"
 
@@ -22,9 +22,7 @@ SYSTEM = (
 )
 
 MAX_LENGTH = 100_000
-"""Characters of a step; a longer one is refused unread."""
 INLINE_LENGTH = 2_000
-"""Keystrokes of either side that are compared at once; more are compared in a helper process."""
 
 _NUMBER, _TEXT, _FLAG = {"type": "number"}, {"type": "string"}, {"type": "boolean"}
 
@@ -49,7 +47,6 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         {"analysis": _TEXT, "plan": _TEXT, "commands": {"type": "array", "items": _COMMAND_2}}, task_complete=_FLAG
     ),
 }
-"""Harness → JSON Schema of one step."""
 
 
 class TerminusConfig(JudgedConfig):
@@ -70,7 +67,6 @@ class TerminusJudge(JudgedEnvironment):
     config: TerminusConfig
 
     def check_values(self, row: Row) -> None:
-        """The harness is known, the expected step is of its schema, a threshold is a number."""
         harness = row["metadata"]["harness"]
         if harness not in SCHEMAS:
             raise RowError("metadata.harness", f"one of {', '.join(SCHEMAS)}", repr(harness))
@@ -78,7 +74,7 @@ class TerminusJudge(JudgedEnvironment):
             expected = json_of(row["expected_answer"])
         except (ValueError, TypeError, RecursionError) as error:
             raise RowError("expected_answer", "a JSON object as text", str(error)) from error
-        problem = validation_problem(expected, SCHEMAS[harness])
+        problem = problem_with(expected, validator_of(SCHEMAS[harness]))
         if problem is not None:
             raise RowError("expected_answer", f"a step of {harness}", problem)
         threshold = row.get("threshold")
@@ -94,7 +90,7 @@ class TerminusJudge(JudgedEnvironment):
             step = json_of(response.text)
         except (ValueError, RecursionError):
             return GradeResult(0.0, details={"gate": "not_json"})
-        problem = validation_problem(step, SCHEMAS[row["metadata"]["harness"]])
+        problem = problem_with(step, validator_of(SCHEMAS[row["metadata"]["harness"]]))
         if problem is not None:
             return GradeResult(0.0, details={"gate": "schema", "problem": problem})
         if _complete(step) != _complete(expected):

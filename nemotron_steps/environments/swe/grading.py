@@ -29,7 +29,6 @@ TESTS = "{tests}"
 """Stands in a test command for the test files' paths. A command without it names its tests itself."""
 READ_S = 60.0
 REMEMBERED = 1024
-"""Tasks."""
 
 _PATCHED = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)
 

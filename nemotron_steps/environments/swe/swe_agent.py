@@ -40,18 +40,12 @@ from nemotron_steps.sandbox.container_session import ApptainerSession, Container
 from nemotron_steps.sandbox.session import BubblewrapSession, SessionOverError
 
 AGENT_TIMEOUT = "agent_timeout"
-"""Failure class: the agent's total time is used up."""
 AGENT_OUT_OF_MEMORY = "agent_out_of_memory"
-"""Failure class: the agent's memory, files included, is used up."""
 TESTS_TIMEOUT = "tests_timeout"
-"""Failure class: the tests did not end in time."""
 TESTS_OUT_OF_MEMORY = "tests_out_of_memory"
-"""Failure class: the tests used up their memory."""
 NO_WORKING_COPY = "no_working_copy"
-"""Failure class: the agent worked elsewhere, and what it changed is not in the rollout."""
 
 REMEMBERED = 4096
-"""Verdicts: the same changes to the same task are graded once."""
 
 
 class SweAgentConfig(EnvironmentConfig):
@@ -117,7 +111,6 @@ class SweAgent(Environment):
         self._verdicts: OrderedDict[str, GradeResult] = OrderedDict()
 
     def check_values(self, row: Row) -> None:
-        """There is a repository and there are tests."""
         for key in ("FAIL_TO_PASS", "PASS_TO_PASS"):
             try:
                 found = tests_of(row, key)
@@ -140,19 +133,13 @@ class SweAgent(Environment):
                 if not isinstance(text, str) or pure.is_absolute() or ".." in pure.parts:
                     raise RowError(key, "relative paths and texts", repr(path)[:80])
 
-    async def start(self) -> None:
-        """Nothing yet: rows say whether bubblewrap or containers are needed, and their sessions check it."""
-
     async def close(self) -> None:
-        """Close the sandbox."""
         await self._bubblewrap.close()
 
     async def seed(self, row: Row) -> Session:
-        """The working copy is made at the first call."""
         return Session(tools=self.tools_of(row), state=_Agent(row))
 
     def tools_of(self, row: Row) -> list[dict[str, Any]]:
-        """The harness's tools."""
         return [dict(tool) for tool in TOOLS]
 
     async def seed_recorded(self, row: Row) -> Session:
@@ -185,7 +172,6 @@ class SweAgent(Environment):
             return GONE
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """See the module docstring."""
         agent: _Agent | None = session.state
         if agent is None:
             raise CannotJudgeError(NO_WORKING_COPY, "a rollout of another place has left no changed files here")
@@ -207,7 +193,6 @@ class SweAgent(Environment):
         return GradeResult(verdict.reward, {**components, **verdict.components}, details={**details, **verdict.details})
 
     async def release(self, session: Session) -> None:
-        """End the working copy."""
         agent: _Agent | None = session.state
         if agent is not None and agent.copy is not None:
             copy, agent.copy = agent.copy, None

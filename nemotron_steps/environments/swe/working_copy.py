@@ -32,12 +32,10 @@ STEERING = frozenset(
         *(".coveragerc", "noxfile.py"),
     }
 )
-"""Names of files that a test run reads by itself."""
 TEST_FOLDERS = frozenset({"test", "tests"})
 HIDDEN_FOLDERS = frozenset({".git", ".hg", ".svn", ".tox", ".nox", ".venv", "venv", "__pycache__", ".pytest_cache"})
 COMPILED = frozenset({".pyc", ".pyo", ".so", ".pyd", ".pth", ".egg-link"})
 RUNNERS = frozenset({"pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "xdist", "coverage", "nose"})
-"""Packages that a test run imports besides the standard library."""
 SOURCE_FOLDERS = frozenset({"src", "lib"})
 
 
@@ -74,15 +72,11 @@ def is_test(path: str) -> bool:
 
 FILES_ROOT = "/scratch/repo"
 MAX_CHANGED_FILES = 200
-"""A change of more files is not taken for a fix."""
 FILE_BYTES = 512 * 1024
-"""Of a file that view shows, edit changes and grading takes."""
 QUICK_S = 60.0
-"""For the harness's own commands."""
 
 _DIFF = re.compile(r"^diff --git ", re.MULTILINE)
 _LINK = re.compile(r"^(new file mode|index [0-9a-f.]+) 120000$", re.MULTILINE)
-"""Of a symbolic link that is new, or leads somewhere else than it did."""
 _SUM = re.compile(r"([0-9a-f]{64})  \./(.+)")
 
 

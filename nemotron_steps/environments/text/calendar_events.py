@@ -21,7 +21,6 @@ class CalendarEvents(Environment):
     required_fields: ClassVar[tuple[str, ...]] = ("exp_cal_state",)
 
     def check_values(self, row: Row) -> None:
-        """Every expected event has a duration, a window and a readable constraint."""
         state = row["exp_cal_state"]
         if not isinstance(state, dict):
             raise RowError("exp_cal_state", "an object of event id → event", type(state).__name__)

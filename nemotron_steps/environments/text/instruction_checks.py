@@ -22,7 +22,6 @@ _SENTENCE_END = re.compile(r"(?<![.!?])[.!?]++[\"')\]”’]*+(?=\s|$)")
 _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 
 LANGUAGE_LENGTH = 20_000
-"""Characters in which a language is looked for; langdetect itself weighs no more than 10,000."""
 
 CONSTRAINED_RESPONSES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 

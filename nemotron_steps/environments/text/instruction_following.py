@@ -31,7 +31,6 @@ class InstructionFollowing(Environment):
     config: InstructionFollowingConfig
 
     def check_values(self, row: Row) -> None:
-        """Every instruction is known and has its arguments."""
         ids, kwargs = _field(row, "instruction_id_list"), _field(row, "kwargs")
         if not isinstance(ids, list) or not ids:
             raise RowError("instruction_id_list", "at least one instruction id", repr(ids)[:80])
@@ -54,7 +53,6 @@ class InstructionFollowing(Environment):
             raise RowError("grading_mode", "binary or fraction", repr(mode))
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """1 if all are followed, else 0; or the followed fraction. An empty answer follows nothing."""
         followed = {}
         asked = zip(_field(row, "instruction_id_list"), _field(row, "kwargs"), strict=True)
         for index, (name, given) in enumerate(asked):

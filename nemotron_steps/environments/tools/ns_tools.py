@@ -29,7 +29,6 @@ TOOL_SPEC: dict[str, Any] = {
     "strict": True,
 }
 SHOWN = 10_000
-"""Characters of a cell's output that the policy sees."""
 
 NOTEBOOK = r"""
 import ast, contextlib, io, json, sys, traceback
@@ -84,7 +83,6 @@ class NsTools(MathWithJudge):
 
     @classmethod
     def needs(cls, config: Any, row: Row | None = None) -> tuple[str, ...]:
-        """The sandbox."""
         return (config.sandbox,)
 
     def _setup(self) -> None:
@@ -92,20 +90,16 @@ class NsTools(MathWithJudge):
         self.sandbox = create_sandbox(self.config.sandbox, **options)
 
     async def start(self) -> None:
-        """Probe the sandbox."""
         await self.sandbox.start()
 
     async def close(self) -> None:
-        """Close the sandbox and the helper processes."""
         await self.sandbox.close()
         await super().close()
 
     async def seed(self, row: Row) -> Session:
-        """No cells yet."""
         return Session(tools=self.tools_of(row), state={"cells": [], "calls": 0})
 
     def tools_of(self, row: Row) -> list[dict[str, Any]]:
-        """The row's tools, else the Python tool."""
         return super().tools_of(row) or [TOOL_SPEC]
 
     async def seed_recorded(self, row: Row) -> Session:
@@ -113,7 +107,6 @@ class NsTools(MathWithJudge):
         return await super().seed(row)
 
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
-        """Run one cell."""
         state = session.state
         if name != TOOL:
             return f"error: no tool is named {name!r}; there is {TOOL}"
@@ -135,7 +128,6 @@ class NsTools(MathWithJudge):
         return shown or result.stderr[-SHOWN:]
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """As math_with_judge, with the number of tool calls."""
         verdict = await super().verify(row, response, session)
         calls = float(session.state["calls"]) if session.state else float(len(response.tool_calls))
         return replace(verdict, components={**verdict.components, "tool_calls": calls})

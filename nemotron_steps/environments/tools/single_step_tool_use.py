@@ -38,7 +38,6 @@ class SingleStepToolUse(Environment):
     config: SingleStepToolUseConfig
 
     def check_values(self, row: Row) -> None:
-        """The expected action is a message, a call or a batch of calls with JSON object arguments."""
         action = row["expected_action"]
         if action["type"] == "message":
             return

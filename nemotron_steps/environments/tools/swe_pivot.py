@@ -37,12 +37,9 @@ _CATEGORY_TOOLS: dict[str, str] = {
     ),
 }
 CATEGORIES = {tool.replace("_", ""): category for category, tools in _CATEGORY_TOOLS.items() for tool in tools.split()}
-"""Tool name without underscores, lower case → category, as coding agents name their tools."""
 
 SHELL_TARGET_FLOOR = 0.3
-"""Two shell commands of the same program less similar than this have different targets."""
 VIEWED_SHARE = 0.8
-"""Of the expected lines that a view has to show."""
 COMPARED_CHARACTERS = 2000
 """Similarity is quadratic in the length, so only so much of each text is compared."""
 
@@ -65,7 +62,6 @@ class SwePivot(Environment):
     config: SwePivotConfig
 
     def check_values(self, row: Row) -> None:
-        """The expected arguments must be a JSON object."""
         if _expected(row).parsed_arguments() is None:
             raise RowError("expected_action.arguments", "a JSON object as text", repr(row["expected_action"])[:120])
 

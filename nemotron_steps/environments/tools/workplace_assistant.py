@@ -7,18 +7,17 @@ from typing import Any, ClassVar
 
 from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Row, RowError, Session
 from nemotron_steps.environments.responses import Response, ToolCall
-from nemotron_steps.environments.tools.workplace_tables import FILES, Table, Workplace, company, load
+from nemotron_steps.environments.tools.workplace_tables import FILES, Table, Workplace, load
 from nemotron_steps.errors import UnsupportedError
 
 GROUND_TRUTH_FAILS = "ground_truth_fails"
-"""Failure class: a call of the row's ground truth fails on the databases, so there is nothing to compare with."""
 
 
 class WorkplaceConfig(EnvironmentConfig):
     """Settings."""
 
     databases: str | None = None
-    """Folder with the five CSV files that the rows were written for; None: the made-up company of this package."""
+    """Folder with the five CSV files that the rows were written for; None: empty databases."""
 
 
 class WorkplaceAssistant(Environment):
@@ -36,11 +35,9 @@ class WorkplaceAssistant(Environment):
         self._loaded: dict[str, Table] | None = None
 
     async def start(self) -> None:
-        """Read the databases."""
         self._tables()
 
     def check_values(self, row: Row) -> None:
-        """The ground truth is a list of calls. Whether they fit the databases is for check_resources."""
         truth = row["ground_truth"]
         if not isinstance(truth, list):
             raise RowError("ground_truth", "a list of calls", type(truth).__name__)
@@ -54,7 +51,6 @@ class WorkplaceAssistant(Environment):
         self._wanted(row)
 
     async def seed(self, row: Row) -> Session:
-        """The row's tools over fresh databases."""
         session = await super().seed(row)
         session.state = Workplace(self._tables())
         return session
@@ -64,7 +60,6 @@ class WorkplaceAssistant(Environment):
         return await super().seed(row)
 
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
-        """Run one tool; its result as JSON."""
         return json.dumps({"output": session.state.call(name, arguments)})
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
@@ -95,7 +90,7 @@ class WorkplaceAssistant(Environment):
                 raise RowError(f"ground_truth[{index}]", "JSON arguments", repr(call)[:80])
             output = workplace.call(str(call["name"]), arguments)
             if isinstance(output, str) and output.startswith("Error:"):
-                found = self.config.databases or "the made-up company of this package"
+                found = self.config.databases or "empty"
                 raise RowError(
                     f"ground_truth[{index}]",
                     "a call that works on the databases. Public rows need NeMo-Gym's, the folder "
@@ -109,7 +104,7 @@ class WorkplaceAssistant(Environment):
         folder = self.config.databases
         if self._loaded is None:
             try:
-                self._loaded = company() if folder is None else load(Path(folder))
+                self._loaded = {name: [] for name in FILES} if folder is None else load(Path(folder))
             except OSError as error:
                 key = "env.nemo_gym.environments.workplace_assistant.databases"
                 raise UnsupportedError(
@@ -117,7 +112,7 @@ class WorkplaceAssistant(Environment):
                     where=folder,
                     expected=f"a folder with {', '.join(FILES.values())}",
                     found=str(error),
-                    hints=(f"{key}=FOLDER", f"{key}=null   # a made-up company"),
+                    hints=(f"{key}=FOLDER", f"{key}=null   # empty databases"),
                 ) from error
         return self._loaded
 

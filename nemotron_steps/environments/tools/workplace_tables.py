@@ -1,108 +1,18 @@
 """The five small databases of workplace_assistant and the tools over them.
 
 Tables are lists of rows of strings, read once from CSV files and copied for every rollout. Tools return text, mistakes
-included. The data of public rows is not part of this package: it is NeMo-Gym's. Where none is configured, the tables
-are those of a small made-up company, the same on every machine. Its ids begin at 90000001, so that a row written for
-other databases is never taken for one of these.
+included. The data of public rows is not part of this package: it is NeMo-Gym's. Without it they
+are empty.
 """
 
 import copy
 import csv
-import random
 from collections.abc import Callable
-from datetime import date, timedelta
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 Table = list[dict[str, str]]
-
-FIRST_ID = 90_000_001
-PEOPLE = ("ada.ferro", "ben.okoro", "chen.liu", "dora.novak", "emil.haas", "fay.stone", "gita.rao", "hugo.lima")
-DOMAIN = "rowan.example"
-TODAY = date(2023, 11, 30)
-
-_TASKS = ("Add search to the help pages", "Fix the login form", "Test the payment page", "Write the release notes")
-_MEETINGS = ("Planning", "Design review", "Budget talk", "Retrospective", "Hiring round")
-_PRODUCTS = ("Software", "Hardware", "Services", "Consulting", "Training")
-
-
-@cache
-def company() -> dict[str, Table]:
-    """The five tables, by database. Copied before anything changes them."""
-    draw = random.Random(20231130)
-
-    def mail() -> str:
-        return f"{draw.choice(PEOPLE)}@{DOMAIN}"
-
-    def day(low: int, high: int) -> str:
-        return str(TODAY + timedelta(days=draw.randint(low, high)))
-
-    def identity(row: int) -> str:
-        return str(FIRST_ID + row)
-
-    return {
-        "email": [
-            {
-                "email_id": identity(row),
-                "inbox/outbox": draw.choice(("inbox", "inbox", "outbox")),
-                "sender/recipient": mail(),
-                "subject": f"{draw.choice(('Update on', 'Question about', 'Notes from'))} {draw.choice(_MEETINGS)}",
-                "sent_datetime": f"{day(-60, 0)} {draw.randint(8, 17):02}:{draw.randint(0, 59):02}:00",
-                "body": f"Hello,\n\n{draw.choice(_TASKS)}: {draw.choice(('done', 'in progress', 'blocked'))}.",
-            }
-            for row in range(120)
-        ],
-        "calendar": [
-            {
-                "event_id": identity(row),
-                "event_name": draw.choice(_MEETINGS),
-                "participant_email": mail(),
-                "event_start": f"{day(-30, 30)} {draw.randint(9, 16):02}:{draw.choice(('00', '30'))}:00",
-                "duration": draw.choice(("30", "60", "90")),
-            }
-            for row in range(80)
-        ],
-        "analytics": [
-            {
-                "date_of_visit": day(-60, 0),
-                "visitor_id": f"{draw.randint(0, 9999):04}",
-                "page_views": str(draw.randint(1, 20)),
-                "session_duration_seconds": str(draw.randint(1, 60)),
-                "traffic_source": draw.choice(("direct", "referral", "search engine", "social media")),
-                "user_engaged": draw.choice(("True", "False")),
-            }
-            for _ in range(200)
-        ],
-        "project_management": [
-            {
-                "task_id": identity(row),
-                "task_name": draw.choice(_TASKS),
-                "assigned_to_email": mail(),
-                "list_name": draw.choice(("Backlog", "In Progress", "In Review", "Completed")),
-                "due_date": day(-20, 40),
-                "board": draw.choice(("Back end", "Front end", "Design")),
-            }
-            for row in range(60)
-        ],
-        "customer_relationship_manager": [
-            {
-                "customer_id": identity(row),
-                "assigned_to_email": mail(),
-                "customer_name": f"{draw.choice(('Alex', 'Kim', 'Robin', 'Sascha'))} {draw.choice('BCDFGHKLMN')}arrow",
-                "customer_email": f"contact{row}@client.example",
-                "customer_phone": f"555-{draw.randint(1000, 9999)}",
-                "last_contact_date": f"{day(-90, 0)} 12:00:00",
-                "product_interest": draw.choice(_PRODUCTS),
-                "status": draw.choice(("Lead", "Qualified", "Proposal", "Won", "Lost")),
-                "follow_up_by": f"{day(0, 60)} 12:00:00",
-                "notes": "",
-            }
-            for row in range(60)
-        ],
-    }
-
-
 Tool = Callable[..., Any]
 
 FILES = {
@@ -112,15 +22,21 @@ FILES = {
     "project_management": "project_tasks.csv",
     "customer_relationship_manager": "customer_relationship_manager_data.csv",
 }
-"""Database → file in the data folder."""
-
+COLUMNS = {
+    "email": "email_id inbox/outbox sender/recipient subject sent_datetime body",
+    "calendar": "event_id event_name participant_email event_start duration",
+    "analytics": "date_of_visit visitor_id page_views session_duration_seconds traffic_source user_engaged",
+    "project_management": "task_id task_name assigned_to_email list_name due_date board",
+    "customer_relationship_manager": "customer_id assigned_to_email customer_name customer_email customer_phone "
+    "last_contact_date product_interest status follow_up_by notes",
+}
+"""Of empty databases."""
 KEYS = {
     "email": "email_id",
     "calendar": "event_id",
     "project_management": "task_id",
     "customer_relationship_manager": "customer_id",
 }
-"""Database → its id column."""
 
 _ON_ROWS = {
     "email": "get_email_information_by_id delete_email",
@@ -131,10 +47,8 @@ _ON_ROWS = {
 """Tools on one row of a database, without its name before them."""
 
 CHOICES = frozenset({"status", "list_name", "board"})
-"""Columns whose values are words of a fixed list, as it writes them."""
 
 NOW = "2023-11-30 00:00:00"
-"""The moment the databases were taken; what a rollout sends carries this time."""
 PAGE_SIZE = 5
 
 
@@ -158,7 +72,7 @@ class Workplace:
 
     def __init__(self, tables: dict[str, Table]) -> None:
         self.tables = copy.deepcopy(tables)
-        self.columns = {name: list(table[0]) for name, table in tables.items()}
+        self.columns = {name: list(table[0]) if table else COLUMNS[name].split() for name, table in tables.items()}
         self.plots: list[str] = []
         self._tools: dict[str, Tool] = {
             "company_directory_find_email_address": self._find_address,

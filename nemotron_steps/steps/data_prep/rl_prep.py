@@ -18,8 +18,15 @@ from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.data_prep import LowEffortShare, PromptLengthConfig, ReasoningGymSource, RlPrepConfig
 from nemotron_steps.engine.rollouts.low_effort import asks_for_low_effort, low_effort_row
-from nemotron_steps.environments.agents import agent_of, resolve, stands_for, unknown_agent
-from nemotron_steps.environments.registry import environment_class, names, settings_of
+from nemotron_steps.environments.registry import (
+    agent_of,
+    environment_class,
+    names,
+    resolve,
+    settings_of,
+    stands_for,
+    unknown_agent,
+)
 from nemotron_steps.errors import ConfigError, DataError, UnsupportedError
 from nemotron_steps.rows.layouts import REQUEST, prompt_layout, read_request, text_columns
 from nemotron_steps.rows.lines import Row, parse_row, read_rows
