@@ -21,7 +21,6 @@ from nemotron_steps.models.adapters import (
     lora_modules,
     merge_adapter,
     save_adapter,
-    whole_modules,
 )
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
@@ -31,18 +30,6 @@ from nemotron_steps.steps import convert
 from nemotron_steps.steps.preflight import refuse_violations
 from tests.models import hybrid_twins
 from tests.models.checkpoints import write_checkpoint
-
-QKV = {f"model.layers.0.self_attn.{each}_proj.weight" for each in "qkv"}
-BIAS = "model.layers.0.self_attn.q_proj.bias"
-
-
-@pytest.mark.parametrize(
-    ("adapted", "others", "whole"),
-    [(QKV, set(), True), (QKV - {min(QKV)}, QKV, False), (QKV, {BIAS}, False)],
-)
-def test_a_fused_module_is_whole_with_all_its_projections_and_biases(adapted, others, whole):
-    assert whole_modules(adapted, QKV | others) is whole
-
 
 PEFT_NAMES = {
     f"base_model.model.model.layers.{layer}.{module}.lora_{half}.weight"

@@ -1,23 +1,390 @@
-"""The endpoint: which path is answered by what, in a thread of its own.
+"""A generator behind an OpenAI-compatible endpoint, in a thread of its own.
 
-/health  /v1/models  /v1/chat/completions  /v1/responses  /tokenize
+/health  /v1/models  /v1/chat/completions  /v1/responses  /tokenize     under vLLM's names for token ids
+
+The last output item of a response carries NeMo-Gym's token fields, so that an agent's next request continues exactly
+those tokens.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
 
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts.conversation import DEFAULT_FORMAT, TurnFormat
-from nemotron_steps.engine.serving.apis import chat_completion, create_response, tokenize
-from nemotron_steps.engine.serving.served_model import ApiError, SamplerBridge, ServedModel
+from nemotron_steps.engine.serving.served_model import (
+    Answer,
+    ApiError,
+    ApiModel,
+    Begun,
+    Prompt,
+    SamplerBridge,
+    ServedModel,
+    SharedFields,
+    all_said,
+    parse_body,
+    refused,
+    said_in_chat,
+    said_in_item,
+)
 from nemotron_steps.engine.types import SamplingParams
 from nemotron_steps.environments.http_server import EventStream, HttpServer, Reply, Request
 from nemotron_steps.environments.loop_thread import LoopThread
+from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
+from nemotron_steps.rows.layouts import read_request
+from nemotron_steps.rows.messages import read_messages
+
+MAX_CHOICES = 256
+
+
+class FunctionDefinition(ApiModel):
+    """A function a tool offers."""
+
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    strict: bool | None = None
+
+
+class ChatTool(ApiModel):
+    """A function tool, nested as the chat API writes it."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class StreamOptions(ApiModel):
+    """What a stream adds."""
+
+    include_usage: bool = False
+    continuous_usage_stats: Literal[False] = False
+
+
+class ResponseFormat(ApiModel):
+    """Only free text is generated."""
+
+    type: Literal["text"]
+
+
+class ChatPrompt(SharedFields):
+    """The chat itself."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    tools: list[ChatTool] = Field(default_factory=list)
+
+
+class ChatRequest(ChatPrompt):
+    """Body of /v1/chat/completions."""
+
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    stop: list[str] = Field(default_factory=list)
+    logprobs: bool = False
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    response_format: ResponseFormat | None = None
+    presence_penalty: Literal[0] = 0
+    frequency_penalty: Literal[0] = 0
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("stop")
+    @classmethod
+    def _not_empty(cls, value: list[str]) -> list[str]:
+        if "" in value:
+            raise ValueError("a stop string is empty")
+        return value
+
+    @field_validator("presence_penalty", "frequency_penalty", mode="before")
+    @classmethod
+    def _zero(cls, value: Any) -> Any:
+        return 0 if value == 0 else value
+
+
+class TokenizeRequest(ChatPrompt):
+    """Body of /tokenize, vLLM's."""
+
+    add_generation_prompt: Literal[True] = True
+
+
+async def chat_completion(model: ServedModel, body: dict[str, Any], request_id: str | None) -> Reply | EventStream:
+    """Answer one chat."""
+    request = parse_body(ChatRequest, body)
+    model.check_name(request.model)
+    prompt = _prompt(model, request)
+    answers = model.answers(
+        prompt,
+        request,
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+        label=request_id,
+        n=request.n,
+        stop=request.stop,
+    )
+    head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model.name}
+    if request.stream:
+        return EventStream(_events(model, request, head, prompt, answers))
+    finished = sorted([answer async for answer in answers], key=lambda answer: answer.completion.index)
+    for answer in finished:
+        model.remember(prompt, answer, [said_in_chat(_message(request, answer))])
+    reply = {
+        **head,
+        "object": "chat.completion",
+        "choices": [
+            {
+                "index": answer.completion.index,
+                "message": _message(request, answer),
+                "finish_reason": answer.finish_reason,
+                **_tokens(model, request, answer),
+            }
+            for answer in finished
+        ],
+        "usage": usage_of(len(prompt.token_ids), finished),
+    }
+    if request.return_token_ids:
+        reply["prompt_token_ids"] = prompt.token_ids
+    return Reply(200, reply)
+
+
+def tokenize(model: ServedModel, body: dict[str, Any]) -> Reply:
+    """Token ids of a chat, ready to sample from."""
+    request = parse_body(TokenizeRequest, body)
+    model.check_name(request.model)
+    ids = _prompt(model, request).token_ids
+    return Reply(200, {"count": len(ids), "max_model_len": model.max_total_length, "tokens": ids})
+
+
+def usage_of(prompt_tokens: int, answers: Sequence[Answer]) -> dict[str, int]:
+    """OpenAI's token counts; the prompt counts once."""
+    sampled = sum(len(answer.completion.token_ids) for answer in answers)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": sampled,
+        "total_tokens": prompt_tokens + sampled,
+    }
+
+
+def _prompt(model: ServedModel, request: ChatPrompt) -> Prompt:
+    begun = None
+    for position, message in enumerate(request.messages):
+        if message.get("role") == "assistant" and message.get("generation_token_ids"):
+            begun = Begun(recorded_ids(message, f"messages.{position}"), position + 1)
+    said = all_said(request.messages, said_in_chat)
+    begun = begun or model.begun(said, request.offered)
+    after = begun.count if begun is not None else 0
+    for position, message in enumerate(request.messages):
+        if message.get("role") not in ("system", "developer", "user", "assistant", "tool"):
+            what = f"unknown role {message.get('role')!r}"
+            raise ApiError(400, what, param=f"messages.{position}.role", code="invalid_value")
+    try:
+        asked = request.messages[after:]
+        messages = read_messages(asked, "request", "messages", start=after) if asked else []
+    except DataError as error:
+        raise refused(error, "messages") from error
+    return Prompt(model.prompt_ids(messages, request.offered, begun, "messages"), said, request.offered)
+
+
+def recorded_ids(turn: Mapping[str, Any], param: str) -> list[int]:
+    """The exact tokens that a message or item carries, of its prompt and of itself."""
+    parts = [turn.get(name) for name in ("prompt_token_ids", "generation_token_ids")]
+    if not all(isinstance(ids, list) and ids and all(type(i) is int for i in ids) for ids in parts):
+        what = "recorded token ids need prompt_token_ids and generation_token_ids, lists of integers"
+        raise ApiError(400, what, param=param, code="invalid_value")
+    return [token for ids in parts if ids is not None for token in ids]
+
+
+def _message(request: ChatRequest, answer: Answer) -> dict[str, Any]:
+    turn = answer.turn
+    calls = turn.tool_calls if request.parallel_tool_calls else turn.tool_calls[:1]
+    message: dict[str, Any] = {"role": "assistant", "content": turn.text if turn.text or not calls else None}
+    if turn.reasoning:
+        message["reasoning_content"] = turn.reasoning
+    if calls:
+        message["tool_calls"] = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in calls
+        ]
+    return message
+
+
+def _tokens(model: ServedModel, request: ChatRequest, answer: Answer) -> dict[str, Any]:
+    """The token fields of a choice."""
+    fields: dict[str, Any] = {"logprobs": None}
+    if request.logprobs:
+        entries = []
+        for token_id, logprob in zip(answer.completion.token_ids, answer.completion.logprobs, strict=True):
+            as_id = request.return_tokens_as_token_ids
+            token = f"token_id:{token_id}" if as_id else model.chat.decode_token(token_id)
+            entries.append({"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []})
+        fields["logprobs"] = {"content": entries}
+    if request.return_token_ids:
+        fields["token_ids"] = answer.completion.token_ids
+        fields["weight_versions"] = answer.completion.weight_versions
+    return fields
+
+
+async def _events(
+    model: ServedModel,
+    request: ChatRequest,
+    head: dict[str, Any],
+    prompt: Prompt,
+    answers: AsyncGenerator[Answer, None],
+) -> AsyncGenerator[str, None]:
+    def chunk(choices: list[dict[str, Any]], **more: Any) -> str:
+        return json.dumps({**head, "object": "chat.completion.chunk", "choices": choices, **more})
+
+    finished: list[Answer] = []
+    roles = [{"index": i, "delta": {"role": "assistant", "content": ""}} for i in range(request.n)]
+    yield chunk(roles, **({"prompt_token_ids": prompt.token_ids} if request.return_token_ids else {}))
+    try:
+        async for answer in answers:
+            finished.append(answer)
+            delta = _message(request, answer)
+            model.remember(prompt, answer, [said_in_chat(delta)])
+            del delta["role"]
+            for index, call in enumerate(delta.get("tool_calls", ())):
+                call["index"] = index
+            index = answer.completion.index
+            yield chunk([{"index": index, "delta": delta, **_tokens(model, request, answer), "finish_reason": None}])
+            yield chunk([{"index": index, "delta": {}, "finish_reason": answer.finish_reason}])
+    except ApiError as error:  # the status is sent already
+        yield json.dumps(error.body)
+    else:
+        if request.stream_options.include_usage:
+            yield chunk([], usage=usage_of(len(prompt.token_ids), finished))
+    yield "[DONE]"
+
+
+class ResponsesTool(ApiModel):
+    """A function tool, flat as the Responses API writes it."""
+
+    type: Literal["function"]
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextFormat(ApiModel):
+    """Only free text is generated."""
+
+    format: dict[Literal["type"], Literal["text"]] | None = None
+
+
+class ResponsesRequest(SharedFields):
+    """Body of /v1/responses."""
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    tools: list[ResponsesTool] = Field(default_factory=list)
+    max_output_tokens: int | None = Field(None, ge=1)
+    text: TextFormat | None = None
+    truncation: Literal["disabled"] = "disabled"
+    background: Literal[False] = False
+    stream: Literal[False] = False
+    include: list[str] = Field(default_factory=list, max_length=0)
+    return_token_ids: bool = True
+
+
+async def create_response(model: ServedModel, body: dict[str, Any], request_id: str | None) -> Reply:
+    """Answer one Responses request. `request_id` as in chat_completion."""
+    request = parse_body(ResponsesRequest, body)
+    model.check_name(request.model)
+    prompt = _response_prompt(model, request)
+    prompt_ids = prompt.token_ids
+    answers = model.answers(prompt, request, max_tokens=request.max_output_tokens, label=request_id)
+    (answer,) = [item async for item in answers]
+    output = _output(request, prompt_ids, answer)
+    model.remember(prompt, answer, [said_in_item(item) for item in output])
+    truncated = answer.finish_reason == "length"
+    counts = usage_of(len(prompt_ids), [answer])
+    reasoning_tokens = model.chat.count_tokens(answer.turn.reasoning)
+    return Reply(
+        200,
+        {
+            "id": f"resp_{uuid.uuid4().hex}",
+            "object": "response",
+            "created_at": time.time(),
+            "model": model.name,
+            "status": "incomplete" if truncated else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if truncated else None,
+            "error": None,
+            "instructions": request.instructions,
+            "metadata": request.metadata or {},
+            "output": output,
+            "parallel_tool_calls": request.parallel_tool_calls,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "max_output_tokens": request.max_output_tokens,
+            "tool_choice": request.tool_choice,
+            "tools": [tool.model_dump() for tool in request.tools],
+            "usage": {
+                "input_tokens": counts["prompt_tokens"],
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": counts["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+                "total_tokens": counts["total_tokens"],
+            },
+        },
+    )
+
+
+def _response_prompt(model: ServedModel, request: ResponsesRequest) -> Prompt:
+    items = [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input
+    begun = None
+    for position, item in enumerate(items):
+        if item.get("generation_token_ids"):
+            begun = Begun(recorded_ids(item, f"input.{position}"), position + 1)
+    system = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    said = all_said([*system, *items], said_in_item)
+    if begun is None and (known := model.begun(said, request.offered)) is not None:
+        begun = Begun(known.token_ids, known.count - len(system))
+    asked: dict[str, Any] = {"input": items[begun.count if begun is not None else 0 :]}
+    if begun is None:
+        asked["instructions"] = request.instructions
+    try:
+        messages = read_request({"responses_create_params": asked}, "input").messages
+    except DataError as error:
+        raise refused(error, "input") from error
+    return Prompt(model.prompt_ids(messages, request.offered, begun, "input"), said, request.offered)
+
+
+def _output(request: ResponsesRequest, prompt_ids: list[int], answer: Answer) -> list[dict[str, Any]]:
+    items = answer.turn.output_items()
+    if not request.parallel_tool_calls:
+        first = next((i for i, item in enumerate(items) if item["type"] == "function_call"), len(items))
+        items = items[: first + 1]
+    prefixes = {"message": "msg", "function_call": "fc", "reasoning": "rs"}
+    output = []
+    for item in items:
+        filled = {"id": f"{prefixes[item['type']]}_{uuid.uuid4().hex}", **item}
+        if item["type"] != "reasoning":
+            filled["status"] = "completed"
+        output.append(filled)
+    if request.return_token_ids:
+        completion = answer.completion
+        output[-1].update(
+            prompt_token_ids=prompt_ids,
+            generation_token_ids=completion.token_ids,
+            generation_log_probs=completion.logprobs,
+            generation_weight_versions=completion.weight_versions,
+        )
+    return output
+
 
 _LOG = logging.getLogger(__name__)
 _METHODS = {"/health": "GET", "/v1/models": "GET"} | dict.fromkeys(
