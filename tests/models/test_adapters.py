@@ -153,6 +153,13 @@ def test_more_than_a_low_rank_sum_is_refused(key, value, adapter):
         AdapterFolder(adapter)
 
 
+def test_a_tensor_that_peft_does_not_name_is_no_part_of_an_adapter(adapter):
+    file = adapter / "adapter_model.safetensors"
+    save_file({**load_file(file), "model.embed_tokens.weight": torch.zeros(2, 2)}, file)
+    with pytest.raises(ArtifactError, match="does not name"):
+        AdapterFolder(adapter)
+
+
 def test_a_half_a_wrong_rank_and_a_missing_file_are_no_artifact(adapter):
     tensors = load_file(adapter / "adapter_model.safetensors")
     name = "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"

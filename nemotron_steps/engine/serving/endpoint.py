@@ -12,7 +12,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -25,25 +25,24 @@ from nemotron_steps.engine.serving.served_model import (
     ApiError,
     ApiModel,
     Begun,
-    Prompt,
-    SamplerBridge,
+    Chat,
     ServedModel,
     SharedFields,
-    all_said,
+    not_ready,
     parse_body,
     refused,
     said_in_chat,
     said_in_item,
 )
 from nemotron_steps.engine.types import SamplingParams
-from nemotron_steps.environments.http_server import EventStream, HttpServer, Reply, Request
+from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.rows.layouts import read_request
 from nemotron_steps.rows.messages import read_messages
 
-MAX_CHOICES = 256
+_LOG = logging.getLogger(__name__)
 
 
 class FunctionDefinition(ApiModel):
@@ -62,19 +61,6 @@ class ChatTool(ApiModel):
     function: FunctionDefinition
 
 
-class StreamOptions(ApiModel):
-    """What a stream adds."""
-
-    include_usage: bool = False
-    continuous_usage_stats: Literal[False] = False
-
-
-class ResponseFormat(ApiModel):
-    """Only free text is generated."""
-
-    type: Literal["text"]
-
-
 class ChatPrompt(SharedFields):
     """The chat itself."""
 
@@ -85,14 +71,12 @@ class ChatPrompt(SharedFields):
 class ChatRequest(ChatPrompt):
     """Body of /v1/chat/completions."""
 
-    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    n: int = Field(1, ge=1, le=256)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     stop: list[str] = Field(default_factory=list)
     logprobs: bool = False
-    stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
-    response_format: ResponseFormat | None = None
+    response_format: dict[Literal["type"], Literal["text"]] | None = None
     presence_penalty: Literal[0] = 0
     frequency_penalty: Literal[0] = 0
     return_token_ids: bool = False
@@ -122,88 +106,108 @@ class TokenizeRequest(ChatPrompt):
     add_generation_prompt: Literal[True] = True
 
 
-async def chat_completion(model: ServedModel, body: dict[str, Any], request_id: str | None) -> Reply | EventStream:
+class ResponsesTool(ApiModel):
+    """A function tool, flat as the Responses API writes it."""
+
+    type: Literal["function"]
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextFormat(ApiModel):
+    """Only free text is generated."""
+
+    format: dict[Literal["type"], Literal["text"]] | None = None
+
+
+class ResponsesRequest(SharedFields):
+    """Body of /v1/responses."""
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    tools: list[ResponsesTool] = Field(default_factory=list)
+    max_output_tokens: int | None = Field(None, ge=1)
+    text: TextFormat | None = None
+    truncation: Literal["disabled"] = "disabled"
+    background: Literal[False] = False
+    include: list[str] = Field(default_factory=list, max_length=0)
+    return_token_ids: bool = True
+
+
+async def chat_completion(model: ServedModel, body: dict[str, Any], request_id: str | None) -> dict[str, Any]:
     """Answer one chat."""
     request = parse_body(ChatRequest, body)
-    model.check_name(request.model)
-    prompt = _prompt(model, request)
-    answers = model.answers(
-        prompt,
+    chat, prompt_ids = _chat_prompt(model, request)
+    answers = await model.answers(
+        prompt_ids,
         request,
         max_tokens=request.max_completion_tokens or request.max_tokens,
         label=request_id,
         n=request.n,
         stop=request.stop,
     )
-    head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model.name}
-    if request.stream:
-        return EventStream(_events(model, request, head, prompt, answers))
-    finished = sorted([answer async for answer in answers], key=lambda answer: answer.completion.index)
-    for answer in finished:
-        model.remember(prompt, answer, [said_in_chat(_message(request, answer))])
-    reply = {
-        **head,
-        "object": "chat.completion",
-        "choices": [
-            {
-                "index": answer.completion.index,
-                "message": _message(request, answer),
-                "finish_reason": answer.finish_reason,
-                **_tokens(model, request, answer),
-            }
-            for answer in finished
-        ],
-        "usage": usage_of(len(prompt.token_ids), finished),
-    }
-    if request.return_token_ids:
-        reply["prompt_token_ids"] = prompt.token_ids
-    return Reply(200, reply)
-
-
-def tokenize(model: ServedModel, body: dict[str, Any]) -> Reply:
-    """Token ids of a chat, ready to sample from."""
-    request = parse_body(TokenizeRequest, body)
-    model.check_name(request.model)
-    ids = _prompt(model, request).token_ids
-    return Reply(200, {"count": len(ids), "max_model_len": model.max_total_length, "tokens": ids})
-
-
-def usage_of(prompt_tokens: int, answers: Sequence[Answer]) -> dict[str, int]:
-    """OpenAI's token counts; the prompt counts once."""
+    choices = []
+    for answer in answers:
+        message = _message(request, answer)
+        model.conversations.remember(chat, [said_in_chat(message)], prompt_ids, answer.completion.token_ids)
+        choice = {"index": answer.completion.index, "message": message, "finish_reason": answer.finish_reason}
+        choices.append(choice | _tokens(model, request, answer))
     sampled = sum(len(answer.completion.token_ids) for answer in answers)
     return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": sampled,
-        "total_tokens": prompt_tokens + sampled,
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "created": int(time.time()),
+        "model": model.name,
+        "object": "chat.completion",
+        "choices": choices,
+        "usage": {
+            "prompt_tokens": len(prompt_ids),
+            "completion_tokens": sampled,
+            "total_tokens": len(prompt_ids) + sampled,
+        },
+        **({"prompt_token_ids": prompt_ids} if request.return_token_ids else {}),
     }
 
 
-def _prompt(model: ServedModel, request: ChatPrompt) -> Prompt:
+async def tokenize(model: ServedModel, body: dict[str, Any], request_id: str | None) -> dict[str, Any]:
+    """Token ids of a chat, ready to sample from."""
+    _, ids = _chat_prompt(model, parse_body(TokenizeRequest, body))
+    return {"count": len(ids), "max_model_len": model.max_total_length, "tokens": ids}
+
+
+def _check_name(model: ServedModel, asked: str | None) -> None:
+    if asked is not None and asked != model.name:
+        what = f"no model is named {asked!r}; this is {model.name!r}"
+        raise ApiError(404, what, param="model", code="model_not_found")
+
+
+def _chat_prompt(model: ServedModel, request: ChatPrompt) -> tuple[Chat, list[int]]:
+    _check_name(model, request.model)
     begun = None
     for position, message in enumerate(request.messages):
         if message.get("role") == "assistant" and message.get("generation_token_ids"):
-            begun = Begun(recorded_ids(message, f"messages.{position}"), position + 1)
-    said = all_said(request.messages, said_in_chat)
-    begun = begun or model.begun(said, request.offered)
+            begun = Begun(_recorded_ids(message, f"messages.{position}"), position + 1)
+    chat = Chat.of(request.messages, said_in_chat, request.offered)
+    begun = begun or model.begun(chat)
     after = begun.count if begun is not None else 0
     for position, message in enumerate(request.messages):
         if message.get("role") not in ("system", "developer", "user", "assistant", "tool"):
-            what = f"unknown role {message.get('role')!r}"
-            raise ApiError(400, what, param=f"messages.{position}.role", code="invalid_value")
+            raise ApiError(400, f"unknown role {message.get('role')!r}", param=f"messages.{position}.role")
     try:
         asked = request.messages[after:]
         messages = read_messages(asked, "request", "messages", start=after) if asked else []
     except DataError as error:
         raise refused(error, "messages") from error
-    return Prompt(model.prompt_ids(messages, request.offered, begun, "messages"), said, request.offered)
+    return chat, model.prompt_ids(messages, request.offered, begun, "messages")
 
 
-def recorded_ids(turn: Mapping[str, Any], param: str) -> list[int]:
+def _recorded_ids(turn: Mapping[str, Any], param: str) -> list[int]:
     """The exact tokens that a message or item carries, of its prompt and of itself."""
     parts = [turn.get(name) for name in ("prompt_token_ids", "generation_token_ids")]
     if not all(isinstance(ids, list) and ids and all(type(i) is int for i in ids) for ids in parts):
         what = "recorded token ids need prompt_token_ids and generation_token_ids, lists of integers"
-        raise ApiError(400, what, param=param, code="invalid_value")
+        raise ApiError(400, what, param=param)
     return [token for ids in parts if ids is not None for token in ids]
 
 
@@ -237,133 +241,60 @@ def _tokens(model: ServedModel, request: ChatRequest, answer: Answer) -> dict[st
     return fields
 
 
-async def _events(
-    model: ServedModel,
-    request: ChatRequest,
-    head: dict[str, Any],
-    prompt: Prompt,
-    answers: AsyncGenerator[Answer, None],
-) -> AsyncGenerator[str, None]:
-    def chunk(choices: list[dict[str, Any]], **more: Any) -> str:
-        return json.dumps({**head, "object": "chat.completion.chunk", "choices": choices, **more})
-
-    finished: list[Answer] = []
-    roles = [{"index": i, "delta": {"role": "assistant", "content": ""}} for i in range(request.n)]
-    yield chunk(roles, **({"prompt_token_ids": prompt.token_ids} if request.return_token_ids else {}))
-    try:
-        async for answer in answers:
-            finished.append(answer)
-            delta = _message(request, answer)
-            model.remember(prompt, answer, [said_in_chat(delta)])
-            del delta["role"]
-            for index, call in enumerate(delta.get("tool_calls", ())):
-                call["index"] = index
-            index = answer.completion.index
-            yield chunk([{"index": index, "delta": delta, **_tokens(model, request, answer), "finish_reason": None}])
-            yield chunk([{"index": index, "delta": {}, "finish_reason": answer.finish_reason}])
-    except ApiError as error:  # the status is sent already
-        yield json.dumps(error.body)
-    else:
-        if request.stream_options.include_usage:
-            yield chunk([], usage=usage_of(len(prompt.token_ids), finished))
-    yield "[DONE]"
-
-
-class ResponsesTool(ApiModel):
-    """A function tool, flat as the Responses API writes it."""
-
-    type: Literal["function"]
-    name: str = Field(min_length=1)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class TextFormat(ApiModel):
-    """Only free text is generated."""
-
-    format: dict[Literal["type"], Literal["text"]] | None = None
-
-
-class ResponsesRequest(SharedFields):
-    """Body of /v1/responses."""
-
-    input: str | list[dict[str, Any]]
-    instructions: str | None = None
-    tools: list[ResponsesTool] = Field(default_factory=list)
-    max_output_tokens: int | None = Field(None, ge=1)
-    text: TextFormat | None = None
-    truncation: Literal["disabled"] = "disabled"
-    background: Literal[False] = False
-    stream: Literal[False] = False
-    include: list[str] = Field(default_factory=list, max_length=0)
-    return_token_ids: bool = True
-
-
-async def create_response(model: ServedModel, body: dict[str, Any], request_id: str | None) -> Reply:
-    """Answer one Responses request. `request_id` as in chat_completion."""
+async def create_response(model: ServedModel, body: dict[str, Any], request_id: str | None) -> dict[str, Any]:
+    """Answer one Responses request."""
     request = parse_body(ResponsesRequest, body)
-    model.check_name(request.model)
-    prompt = _response_prompt(model, request)
-    prompt_ids = prompt.token_ids
-    answers = model.answers(prompt, request, max_tokens=request.max_output_tokens, label=request_id)
-    (answer,) = [item async for item in answers]
-    output = _output(request, prompt_ids, answer)
-    model.remember(prompt, answer, [said_in_item(item) for item in output])
-    truncated = answer.finish_reason == "length"
-    counts = usage_of(len(prompt_ids), [answer])
-    reasoning_tokens = model.chat.count_tokens(answer.turn.reasoning)
-    return Reply(
-        200,
-        {
-            "id": f"resp_{uuid.uuid4().hex}",
-            "object": "response",
-            "created_at": time.time(),
-            "model": model.name,
-            "status": "incomplete" if truncated else "completed",
-            "incomplete_details": {"reason": "max_output_tokens"} if truncated else None,
-            "error": None,
-            "instructions": request.instructions,
-            "metadata": request.metadata or {},
-            "output": output,
-            "parallel_tool_calls": request.parallel_tool_calls,
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "max_output_tokens": request.max_output_tokens,
-            "tool_choice": request.tool_choice,
-            "tools": [tool.model_dump() for tool in request.tools],
-            "usage": {
-                "input_tokens": counts["prompt_tokens"],
-                "input_tokens_details": {"cached_tokens": 0},
-                "output_tokens": counts["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
-                "total_tokens": counts["total_tokens"],
-            },
-        },
-    )
-
-
-def _response_prompt(model: ServedModel, request: ResponsesRequest) -> Prompt:
+    _check_name(model, request.model)
     items = [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input
     begun = None
     for position, item in enumerate(items):
         if item.get("generation_token_ids"):
-            begun = Begun(recorded_ids(item, f"input.{position}"), position + 1)
+            begun = Begun(_recorded_ids(item, f"input.{position}"), position + 1)
     system = [{"role": "system", "content": request.instructions}] if request.instructions else []
-    said = all_said([*system, *items], said_in_item)
-    if begun is None and (known := model.begun(said, request.offered)) is not None:
+    chat = Chat.of([*system, *items], said_in_item, request.offered)
+    if begun is None and (known := model.begun(chat)) is not None:
         begun = Begun(known.token_ids, known.count - len(system))
-    asked: dict[str, Any] = {"input": items[begun.count if begun is not None else 0 :]}
+    asked: dict[str, Any] = {"input": items[begun.count :]} if begun is not None else {"input": items}
     if begun is None:
         asked["instructions"] = request.instructions
     try:
         messages = read_request({"responses_create_params": asked}, "input").messages
     except DataError as error:
         raise refused(error, "input") from error
-    return Prompt(model.prompt_ids(messages, request.offered, begun, "input"), said, request.offered)
+    prompt_ids = model.prompt_ids(messages, request.offered, begun, "input")
+    (answer,) = await model.answers(prompt_ids, request, max_tokens=request.max_output_tokens, label=request_id)
+    output = _output(request, prompt_ids, answer)
+    sampled_ids = answer.completion.token_ids
+    model.conversations.remember(chat, [said_in_item(item) for item in output], prompt_ids, sampled_ids)
+    truncated = answer.finish_reason == "length"
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": time.time(),
+        "model": model.name,
+        "status": "incomplete" if truncated else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if truncated else None,
+        "error": None,
+        "instructions": request.instructions,
+        "metadata": request.metadata or {},
+        "output": output,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "max_output_tokens": request.max_output_tokens,
+        "tool_choice": request.tool_choice,
+        "tools": [tool.model_dump() for tool in request.tools],
+        "usage": {
+            "input_tokens": len(prompt_ids),
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": len(sampled_ids),
+            "output_tokens_details": {"reasoning_tokens": model.chat.count_tokens(answer.turn.reasoning)},
+            "total_tokens": len(prompt_ids) + len(sampled_ids),
+        },
+    }
 
 
-def _output(request: ResponsesRequest, prompt_ids: list[int], answer: Answer) -> list[dict[str, Any]]:
+def _output(request: ResponsesRequest, prompt_ids: Sequence[int], answer: Answer) -> list[dict[str, Any]]:
     items = answer.turn.output_items()
     if not request.parallel_tool_calls:
         first = next((i for i, item in enumerate(items) if item["type"] == "function_call"), len(items))
@@ -386,10 +317,12 @@ def _output(request: ResponsesRequest, prompt_ids: list[int], answer: Answer) ->
     return output
 
 
-_LOG = logging.getLogger(__name__)
-_METHODS = {"/health": "GET", "/v1/models": "GET"} | dict.fromkeys(
-    ("/v1/chat/completions", "/v1/responses", "/tokenize", "/v1/tokenize"), "POST"
-)
+_ASKED = {
+    "/v1/chat/completions": chat_completion,
+    "/v1/responses": create_response,
+    "/tokenize": tokenize,
+    "/v1/tokenize": tokenize,
+}
 
 
 class Endpoint:
@@ -411,12 +344,7 @@ class Endpoint:
         self._sampler = sampler
         self._own_loop = own_loop
         self._model = ServedModel(
-            SamplerBridge(sampler),
-            chat,
-            name=name,
-            max_total_length=max_total_length,
-            turn_format=turn_format,
-            defaults=defaults,
+            sampler, chat, name=name, max_total_length=max_total_length, turn_format=turn_format, defaults=defaults
         )
         self._http = HttpServer(self._answer, host=host, port=port)
 
@@ -446,37 +374,32 @@ class Endpoint:
             self._sampler.bind()
         await self._http.start()
 
-    async def _answer(self, request: Request) -> Reply | EventStream:
+    async def _answer(self, request: Request) -> Reply:
         try:
-            return await self._route(request)
+            return Reply(200, await self._route(request))
         except ApiError as error:
             return error.reply()
         except Exception as error:  # one request must not take the others down; the client and the log learn of it
             _LOG.exception("request %s %s failed", request.method, request.path)
             return ApiError(500, f"{type(error).__name__}: {error}", code="internal_error").reply()
 
-    async def _route(self, request: Request) -> Reply | EventStream:
+    async def _route(self, request: Request) -> dict[str, Any]:
         model, path = self._model, request.path.rstrip("/")
-        if path not in _METHODS:
+        if path not in _ASKED and path not in ("/health", "/v1/models"):
             raise ApiError(404, f"no such path: {request.path}", code="not_found")
-        if request.method != _METHODS[path]:
+        if request.method != ("POST" if path in _ASKED else "GET"):
             raise ApiError(405, f"{request.method} is not allowed for {path}", code="method_not_allowed")
-        body: Any = {}
-        if request.method == "POST":
-            try:
-                body = json.loads(request.body)
-            except (ValueError, RecursionError) as error:
-                raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
-        if not isinstance(body, dict):
-            raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-        if path.endswith("/tokenize"):
-            return tokenize(model, body)
-        if not model.bridge.ready:
-            raise ApiError(503, "the generator is not ready", code="not_ready")
+        if not model.ready and not path.endswith("/tokenize"):
+            raise not_ready()
         if path == "/health":
-            return Reply(200, {"status": "ok", "weight_version": model.bridge.weight_version})
+            return {"status": "ok", "weight_version": self._sampler.generator.weight_version}
         if path == "/v1/models":
             card = {"id": model.name, "object": "model", "created": 0, "owned_by": "nemotron_steps"}
-            return Reply(200, {"object": "list", "data": [{**card, "max_model_len": model.max_total_length}]})
-        answer = create_response if path == "/v1/responses" else chat_completion
-        return await answer(model, body, request.headers.get("x-request-id"))
+            return {"object": "list", "data": [{**card, "max_model_len": model.max_total_length}]}
+        try:
+            body = json.loads(request.body)
+        except (ValueError, RecursionError) as error:
+            raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
+        if not isinstance(body, dict):
+            raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+        return await _ASKED[path](model, body, request.headers.get("x-request-id"))
