@@ -41,7 +41,6 @@ _LORA_KEY = "policy.dtensor_cfg.lora_cfg"
 _READ_BY_OTHERS = ("in_proj", "out_proj", "gate")
 """Of transformers' linears, those whose weights other modules read, past the linear itself: Mamba-2's and routers."""
 _PEFT = "base_model.model."
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Projections that are one module in vLLM."""
 _SAYS_NOTHING = {
     *("peft_type", "task_type", "base_model_name_or_path", "revision", "auto_mapping", "peft_version"),
@@ -174,23 +173,6 @@ def hf_weight(name: str) -> str:
     if not name.startswith(_PEFT) or not found or letter not in ("A", "B"):
         raise ValueError(name)
     return f"{stem.removeprefix(_PEFT)}.weight"
-
-
-def whole_modules(adapted: Collection[str], every: Collection[str]) -> bool:
-    """Whether some Hugging Face weights are all that vLLM's modules of them hold, of `every` weight and bias of the
-    model. vLLM fuses projections, and loads a module whole: what does not come with a part of it is lost."""
-    for name in adapted:
-        module, _, leaf = name.removesuffix(".weight").rpartition(".")
-        fused = next((group for group in _FUSED if leaf in group), (leaf,))
-        parts = {f"{module}.{each}.{part}" for each in fused for part in ("weight", "bias")}
-        if any(part in every and part not in adapted for part in parts):
-            return False
-    return True
-
-
-def is_half(name: str) -> bool:
-    """Whether a name is PEFT's of an `A` or a `B`."""
-    return name.startswith(_PEFT) and name.endswith((".lora_A.weight", ".lora_B.weight"))
 
 
 def save_adapter(

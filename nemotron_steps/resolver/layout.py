@@ -105,7 +105,7 @@ def vllm_fits(subject: CheckSubject) -> Iterator[PlanProblem]:
 
 
 def generators_have_gpus(subject: CheckSubject) -> Iterator[LayoutProblem]:
-    """A generator without a policy finds its GPUs on one node of its cluster (engine/placement/standalone.py)."""
+    """A generator without a policy finds its GPUs on one node of its cluster (engine/placement/run.py)."""
     keys = vllm_keys("model", subject.config.flat.get)
     gpus = subject.integer("cluster.gpus_per_node")
     if keys is None or not gpus or subject.config.flat.get("cluster.backend") != "ray":

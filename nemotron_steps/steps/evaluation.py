@@ -18,8 +18,7 @@ from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
 from nemotron_steps.engine.rollouts.evaluation import summarize
-from nemotron_steps.engine.setup.backends import build_generator, build_judges
-from nemotron_steps.engine.setup.collector import build_collector
+from nemotron_steps.engine.setup.backends import build_collector, build_generator, build_judges
 from nemotron_steps.engine.setup.rows import check_rows
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.environments.environment_set import EnvironmentSet

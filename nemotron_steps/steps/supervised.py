@@ -20,15 +20,20 @@ from nemotron_steps.config.schema.sft import GenRmConfig, SftConfig
 from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.losses.supervised import DpoLoss, NegativeLogLikelihood
-from nemotron_steps.engine.placement.standalone import open_policy
+from nemotron_steps.engine.placement.run import open_policy
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.engine.rollouts.evaluation import measure_agreement
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
 from nemotron_steps.engine.setup.backends import build_generator
 from nemotron_steps.engine.supervised.chat_tokens import SftExample, read_packed
-from nemotron_steps.engine.supervised.dpo import PreferencePair, optimize_preferences, read_pairs
-from nemotron_steps.engine.supervised.loop import total_steps
-from nemotron_steps.engine.supervised.sft import finetune, read_chats
+from nemotron_steps.engine.supervised.training import (
+    PreferencePair,
+    finetune,
+    optimize_preferences,
+    read_chats,
+    read_pairs,
+    total_steps,
+)
 from nemotron_steps.environments.judged.genrm_messages import layout_of
 from nemotron_steps.errors import ConfigError, StepFailedError
 from nemotron_steps.models.architecture import hf_folder

@@ -19,7 +19,6 @@ from nemotron_steps.models.adapters import (
     lora_modules,
     merge_adapter,
     save_adapter,
-    whole_modules,
 )
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
@@ -29,18 +28,6 @@ from nemotron_steps.steps import convert
 from nemotron_steps.steps.preflight import refuse_violations
 from tests.models import hybrid_twins
 from tests.models.checkpoints import write_checkpoint
-
-QKV = {f"model.layers.0.self_attn.{each}_proj.weight" for each in "qkv"}
-BIAS = "model.layers.0.self_attn.q_proj.bias"
-
-
-@pytest.mark.parametrize(
-    ("adapted", "others", "whole"),
-    [(QKV, set(), True), (QKV - {min(QKV)}, QKV, False), (QKV, {BIAS}, False)],
-)
-def test_a_fused_module_is_whole_with_all_its_projections_and_biases(adapted, others, whole):
-    assert whole_modules(adapted, QKV | others) is whole
-
 
 PEFT_NAMES = {
     f"base_model.model.model.layers.{layer}.{module}.lora_{half}.weight"
@@ -149,6 +136,13 @@ def test_more_than_a_low_rank_sum_is_refused(key, value, adapter):
     settings = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps({**settings, key: value}))
     with pytest.raises(UnsupportedError, match=key):
+        AdapterFolder(adapter)
+
+
+def test_a_tensor_that_peft_does_not_name_is_no_part_of_an_adapter(adapter):
+    file = adapter / "adapter_model.safetensors"
+    save_file({**load_file(file), "model.embed_tokens.weight": torch.zeros(2, 2)}, file)
+    with pytest.raises(ArtifactError, match="does not name"):
         AdapterFolder(adapter)
 
 

@@ -24,7 +24,7 @@ TorchSchedulerName = Literal[
     "torch.optim.lr_scheduler.CosineAnnealingLR",
 ]
 ToolParserName = Literal["hermes", "qwen3_coder", "llama3_json", "nemotron_json", "none"]
-"""How tool calls are written: nemotron_steps/engine/rollouts/tool_calls.py."""
+"""How tool calls are written: nemotron_steps/engine/rollouts/conversation.py."""
 
 
 MomentType = Literal["float32", "bfloat16"]

@@ -47,6 +47,10 @@ class AsyncSampler:
         """Whether any request is unfinished."""
         return bool(self._waiting)
 
+    def is_sampling(self, request_id: str) -> bool:
+        """Whether a request is unfinished."""
+        return request_id in self._waiting
+
     def submit(
         self, prompt_ids: Sequence[int], params: SamplingParams, n: int = 1, request_id: str | None = None
     ) -> list[asyncio.Future[Completion]]:

@@ -15,7 +15,7 @@ import torch
 from nemotron_steps.engine.grpo.advantages import ROUNDING
 from nemotron_steps.engine.grpo.rewards import scale_rewards
 from nemotron_steps.engine.rollouts.data import PromptRow
-from nemotron_steps.engine.rollouts.failures import BROKEN
+from nemotron_steps.engine.rollouts.turns import BROKEN
 from nemotron_steps.engine.types import Rollout, RolloutGroup
 from nemotron_steps.environments.base import ENVIRONMENT_LOST, JUDGE_UNAVAILABLE
 from nemotron_steps.environments.remote.remote import ENVIRONMENT_UNAVAILABLE

@@ -17,10 +17,10 @@ from nemotron_steps.engine.rollouts.conversation import (
     DEFAULT_FORMAT,
     FORMAT_KEY,
     OPENED_BY_TEMPLATE,
+    TOOL_CALL_MARKERS,
     TurnFormat,
     parse_assistant,
 )
-from nemotron_steps.engine.rollouts.tool_calls import TOOL_CALL_MARKERS
 from nemotron_steps.engine.types import Rollout, RolloutGroup
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN
 from nemotron_steps.errors import ConfigError

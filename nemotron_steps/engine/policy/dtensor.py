@@ -39,13 +39,13 @@ from nemotron_steps.engine.policy.checkpoint import (
     written_by_rank_0,
 )
 from nemotron_steps.engine.policy.hf_model import LogprobModel, checkpoint_tensors, load_hf_model, tensor_parallel
-from nemotron_steps.engine.policy.lora import AdaptedWeights, HfAdapters
+from nemotron_steps.engine.policy.lora import HfAdapters
 from nemotron_steps.engine.policy.micro_batches import on_device, plan_micro_batches, row_use
 from nemotron_steps.engine.policy.optimizer import TorchLearningRate, refuse_non_finite
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError, EngineError, UnsupportedError
-from nemotron_steps.models.adapters import low_rank_sum, save_adapter, whole_modules
+from nemotron_steps.models.adapters import low_rank_sum, save_adapter
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.distributed_checkpoint import load_tensors, stage_tensors
 from nemotron_steps.models.huggingface import save_hf_checkpoint
@@ -190,50 +190,36 @@ class DTensorPolicy:
 
     # ------------------------------------------------------------------------------------------ weights and files
 
-    def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Hugging Face-named whole tensors as computed with, or `AdaptedWeights`. Collective."""
-        if self._adapters is None:
-            return self._split()
-        return AdaptedWeights(
-            self,
-            whole=self._split,
-            changed=partial(self._split, adapted=True),
-            frozen=partial(self._split, frozen=True),
-            adapters=partial(self._halves, scaled=True),
-            whole_modules=whole_modules(self._adapters.names, dict(self.model.hf.named_parameters())),
-        )
-
-    def _split(self, *, frozen: bool = False, adapted: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """Those weights; `frozen`: without adapters, `adapted`: those alone that have one."""
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Hugging Face-named whole tensors as computed with. Collective."""
         hf, adapters = self.model.hf, self._adapters
         named = dict(hf.named_parameters())
         for name, parameter in named.items():
-            has_one = adapters is not None and name in adapters.names
-            if ".lora_" in name or (adapted and not has_one):
+            if ".lora_" in name:
                 continue
             whole = _whole(parameter)
-            if adapters is not None and has_one and not frozen:
+            if adapters is not None and name in adapters.names:
                 stem = name.removesuffix("weight")
                 linear_in, linear_out = (_whole(named[f"{stem}lora_{letter}.weight"]) for letter in "AB")
                 whole = low_rank_sum(whole, linear_in, linear_out, adapters.scale)
-            dtype = torch.float32 if name.endswith(EXACT) else self.dtype
-            yield from checkpoint_tensors(name, whole.to(dtype), hf.config.model_type)
-        if adapted:
-            return
+            yield from self._named(name, whole)
         # A router's bias is part of the model, but not a parameter.
         saved = hf.state_dict(keep_vars=True).keys()  # detached, tensors of inference mode raise
         for name, buffer in hf.named_buffers():
             if name in saved:
                 yield from checkpoint_tensors(name, buffer, hf.config.model_type)
 
-    def _halves(self, *, scaled: bool) -> Iterator[tuple[str, Tensor]]:
-        """PEFT-named A and B of each projection; `scaled`: B times its scale."""
-        assert self._adapters is not None
+    def _named(self, name: str, whole: Tensor) -> Iterable[tuple[str, Tensor]]:
+        """A parameter as checkpoints have it."""
+        dtype = torch.float32 if name.endswith(EXACT) else self.dtype
+        return checkpoint_tensors(name, whole.to(dtype), self.model.hf.config.model_type)
+
+    def _halves(self) -> Iterator[tuple[str, Tensor]]:
+        """PEFT-named A and B of each projection."""
         for name, parameter in self.model.hf.named_parameters():
             if ".lora_" in name:
-                scale = self._adapters.scale if scaled and ".lora_B." in name else 1.0
                 (named, _), *_ = checkpoint_tensors(name, parameter, self.model.hf.config.model_type)
-                yield f"base_model.model.{named}", _whole(parameter) * scale
+                yield f"base_model.model.{named}", _whole(parameter)
 
     def save_checkpoint(self, path: str) -> None:
         """Weights, optimizer, scheduler position and RNG into a folder. Collective."""
@@ -266,7 +252,7 @@ class DTensorPolicy:
         config = self.config.dtensor_cfg.lora_cfg
         every = {name for name, _ in self.model.hf.named_parameters() if ".lora_" not in name}
         write = partial(save_adapter, path, config=config, every=every, base=base, digest=digest)
-        written_by_rank_0(write, self._halves(scaled=False))
+        written_by_rank_0(write, self._halves())
 
     def save_model(self, path: str | Path) -> None:
         """A Megatron checkpoint folder. Collective. UnsupportedError when the family has no Megatron mapping."""

@@ -264,9 +264,7 @@ class MegatronPolicy:
     # ------------------------------------------------------------------------------------------ weights and files
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Hugging Face-named whole tensors that generate, or `AdaptedWeights`. Collective."""
-        if self.model.adapters:
-            return self.shards.adapted_weights()
+        """Hugging Face-named whole tensors that generate, adapters added. Collective."""
         return self.shards.hf_tensors(with_mtp=False)
 
     def save_checkpoint(self, path: str) -> None:

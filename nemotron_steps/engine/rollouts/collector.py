@@ -19,21 +19,19 @@ from nemotron_steps.engine.rollouts.conversation import (
     parse_assistant,
 )
 from nemotron_steps.engine.rollouts.data import PromptRow
-from nemotron_steps.engine.rollouts.failures import (
-    PROMPT_TOO_LONG,
-    PROMPT_UNUSABLE,
-    FailureReports,
-    RolloutFailedError,
-    ask,
-    failed_rollout,
-    told_of,
-)
 from nemotron_steps.engine.rollouts.turns import (
     BROKEN_TOKENS,
+    PROMPT_TOO_LONG,
+    PROMPT_UNUSABLE,
     BrokenTokensError,
     ChatSettings,
+    FailureReports,
+    RolloutFailedError,
     Trajectory,
+    ask,
+    failed_rollout,
     response_of,
+    told_of,
     trajectory_of,
 )
 from nemotron_steps.engine.types import Rollout, RolloutGroup, SamplingParams

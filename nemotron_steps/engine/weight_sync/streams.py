@@ -1,24 +1,101 @@
-"""Buckets from a policy rank to generators, sender and receivers at the same time: CUDA IPC out of the sender's staging
-buffer, or broadcasts (NCCL, gloo) in a process group beside the ones that training uses.
+"""Weights from a policy rank to generators, bucket by bucket, sent and received at the same time: CUDA IPC out of the
+sender's staging buffer, or broadcasts (NCCL, gloo) in a process group beside the ones that training uses.
 
-Both sides keep step through a TCPStore. A receiver copies every bucket into memory of its own: vLLM keeps references to
-what it was given until a layer is complete.
+Which weight lies where in which bucket is agreed on once, for every later transfer. Both sides keep step through a
+TCPStore. A receiver copies every bucket into memory of its own: vLLM keeps references to what it was given until a
+layer is complete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nemotron_steps.engine.weight_sync.plan import WeightPlan
-from nemotron_steps.errors import RESUME, WorkerLostError
+from nemotron_steps.engine.workers.workers import join_store
+from nemotron_steps.errors import RESUME, EngineError, WorkerLostError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
+
+BUCKET_BYTES = 256 * 2**20
+_ALIGNMENT = 256
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One weight in a bucket."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    start: int
+    """Bytes from the beginning of the bucket."""
+
+    @property
+    def bytes(self) -> int:
+        """Without padding."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Weights that travel together."""
+
+    entries: tuple[Entry, ...]
+    bytes: int
+
+    def views(self, buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights as views of a uint8 buffer that begins with this bucket."""
+        for entry in self.entries:
+            yield entry.name, buffer[entry.start : entry.start + entry.bytes].view(entry.dtype).view(entry.shape)
+
+
+@dataclass(frozen=True)
+class WeightPlan:
+    """Every weight of a model, in the policy's order."""
+
+    buckets: tuple[Bucket, ...]
+
+    @classmethod
+    def of(cls, weights: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int = BUCKET_BYTES) -> WeightPlan:
+        """The plan for these weights. A weight larger than a bucket gets one of its own."""
+        buckets: list[Bucket] = []
+        entries: list[Entry] = []
+        end = 0
+        for name, tensor in weights:
+            size = -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
+            if end + size > bucket_bytes:
+                if entries:
+                    buckets.append(Bucket(tuple(entries), end))
+                entries, end = [], 0
+            entries.append(Entry(name, tuple(tensor.shape), tensor.dtype, end))
+            end += size
+        return cls((*buckets, Bucket(tuple(entries), end)) if entries else ())
+
+    @property
+    def payload(self) -> int:
+        """Bytes of the weights themselves, without padding."""
+        return sum(entry.bytes for bucket in self.buckets for entry in bucket.entries)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest bucket."""
+        return max((bucket.bytes for bucket in self.buckets), default=0)
+
+    def fill(self, bucket: Bucket, buffer: torch.Tensor, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Copy the next weights into a uint8 buffer."""
+        for name, view in bucket.views(buffer):
+            got, tensor = next(weights, ("nothing", view))
+            if got != name or tensor.shape != view.shape or tensor.dtype is not view.dtype:
+                expected = f"{name} {tuple(view.shape)} {view.dtype}"
+                found = f"{got} {tuple(tensor.shape)} {tensor.dtype}"
+                raise EngineError("the policy's weights changed between two transfers", expected=expected, found=found)
+            view.copy_(tensor.detach())
+
 
 FIRST_SECONDS = 900.0
 """The first transfer waits for generators that are still loading."""
@@ -28,14 +105,33 @@ _STORAGE_DEVICE = 6
 
 
 @dataclass(frozen=True)
-class StreamHandle:
-    """What a receiver must know of a sender."""
+class Offer:
+    """What a receiver must know of a sender; travels from that, through the driver, to the receiver."""
 
     plan: WeightPlan
     sender: str
     """Name of the sender, the prefix of its keys."""
     staging: Any
     """CUDA IPC handle of the staging buffer; None without IPC receivers."""
+    address: tuple[str, int] | None = None
+    """Host and port of the store that both ends meet at."""
+    name: str = ""
+    """Of this receiver."""
+    place: tuple[int, int] | None = None
+    """(rank, ranks) in the sender's broadcasts; None for CUDA IPC."""
+
+
+@dataclass(frozen=True)
+class ChannelHandles:
+    """The weights of a channel for a generator of several processes: each takes up its own offer, in rank order."""
+
+    channel: str
+    offers: tuple[Offer, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of one transfer, over all receivers."""
+        return sum(offer.plan.payload for offer in self.offers)
 
 
 class _Steps:
@@ -68,9 +164,8 @@ class _Steps:
                 hints=(f"{RESUME}   # goes on from the last training checkpoint",),
             ) from error
 
-    def forget(self, keys_of: Sequence[tuple[int, str, str]]) -> None:
-        """Remove this transfer's keys; the sender does it when everyone is done with them."""
-        for bucket, what, receiver in keys_of:
+    def forget(self, bucket: int, what: str, receivers: Sequence[str] = ("all",)) -> None:
+        for receiver in receivers:
             self._store.delete_key(f"{self.transfer}/{bucket}/{what}/{receiver}")
 
 
@@ -93,12 +188,12 @@ class StreamSender:
         self._staging = torch.empty(plan.largest, dtype=torch.uint8, device=device)
         self._group = _BroadcastGroup(store, name, 0, 1 + len(broadcast), device) if broadcast else None
 
-    def offer(self) -> StreamHandle:
-        """What the receivers need."""
+    def offer(self) -> Offer:
+        """What the receivers need, but for their own place."""
         from torch.multiprocessing.reductions import reduce_tensor
 
         staging = reduce_tensor(self._staging)[1] if self._ipc else None  # type: ignore[no-untyped-call]
-        return StreamHandle(self._plan, self._name, staging)
+        return Offer(self._plan, self._name, staging)
 
     def send(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         """Send every weight to every receiver; returns when all of them have taken the last bucket."""
@@ -118,31 +213,43 @@ class StreamSender:
         last = len(self._plan.buckets) - 1
         steps.wait(last, "done", self._receivers)
         _synchronize(self._staging.device)
-        numbers = range(len(self._plan.buckets))
-        steps.forget(
-            [(0, "begun", r) for r in self._receivers]
-            + [(last, "done", r) for r in self._receivers]
-            + [(n, "filled", "all") for n in numbers if self._ipc]
-            + [(n, "taken", r) for n in numbers for r in self._ipc]
-        )
+        # Everyone is done with this transfer's keys.
+        steps.forget(0, "begun", self._receivers)
+        steps.forget(last, "done", self._receivers)
+        for number in range(len(self._plan.buckets) if self._ipc else 0):
+            steps.forget(number, "filled")
+            steps.forget(number, "taken", self._ipc)
 
 
 class StreamReceiver:
     """A generator's side."""
 
-    def __init__(
-        self, offer: StreamHandle, store: Store, name: str, place: tuple[int, int] | None, device: torch.device
-    ) -> None:
-        self._plan, self._name, self._device = offer.plan, name, device
+    def __init__(self, offer: Offer, store: Store, device: torch.device) -> None:
+        self._plan, self._name, self._device = offer.plan, offer.name, device
         self._steps = _Steps(store, offer.sender)
-        self._group = _BroadcastGroup(store, offer.sender, *place, device) if place is not None else None
         self._staging: torch.Tensor | None = None
-        if place is None:
-            from torch.multiprocessing.reductions import rebuild_cuda_tensor
+        self._group: _BroadcastGroup | None = None
+        if offer.place is not None:
+            self._group = _BroadcastGroup(store, offer.sender, *offer.place, device)
+            return
+        from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-            handle = list(offer.staging)
-            handle[_STORAGE_DEVICE] = device.index  # the sender's number of the GPU that both share may be another
-            self._staging = rebuild_cuda_tensor(*handle)  # type: ignore[no-untyped-call]
+        handle = list(offer.staging)
+        handle[_STORAGE_DEVICE] = device.index  # the sender's number of the GPU that both share may be another
+        self._staging = rebuild_cuda_tensor(*handle)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def of(offer: Offer) -> StreamReceiver:
+        """In the process and on the device where the weights are to arrive."""
+        from nemotron_steps.engine.policy.distributed import parallel_dims
+
+        assert offer.address is not None
+        return StreamReceiver(offer, join_store(*offer.address), parallel_dims.device())
+
+    @property
+    def bytes(self) -> int:
+        """Of one transfer."""
+        return self._plan.payload
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights of one transfer; must be read to the end."""
@@ -175,21 +282,17 @@ class _BroadcastGroup:
         import torch.distributed as dist
 
         if self._group is None:
-            self._group = self._connect()
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = 0, 0
-        self._group.broadcast([tensor], options).wait()
-
-    def _connect(self) -> Any:
-        import torch.distributed as dist
-
-        store = dist.PrefixStore(f"broadcast/{self._name}", self._store)  # type: ignore[attr-defined]
-        timeout = timedelta(seconds=LATER_SECONDS)
-        if self._device.type == "cpu":
-            return dist.ProcessGroupGloo(store, self._rank, self._size, timeout)
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        return dist.ProcessGroupNCCL(store, self._rank, self._size, options)
+            store = dist.PrefixStore(f"broadcast/{self._name}", self._store)  # type: ignore[attr-defined]
+            timeout = timedelta(seconds=LATER_SECONDS)
+            if self._device.type == "cpu":
+                self._group = dist.ProcessGroupGloo(store, self._rank, self._size, timeout)
+            else:
+                options = dist.ProcessGroupNCCL.Options()
+                options._timeout = timeout
+                self._group = dist.ProcessGroupNCCL(store, self._rank, self._size, options)
+        broadcast = dist.BroadcastOptions()
+        broadcast.rootRank, broadcast.rootTensor = 0, 0
+        self._group.broadcast([tensor], broadcast).wait()
 
 
 def _synchronize(device: torch.device) -> None:

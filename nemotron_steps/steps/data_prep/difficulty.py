@@ -13,11 +13,11 @@ from typing import Literal
 
 from nemotron_steps.config.schema.eval import DifficultyConfig, DifficultySettings
 from nemotron_steps.engine.grpo.filters import FailureWatch
-from nemotron_steps.engine.placement.standalone import SamplingWanted, place_sampling
+from nemotron_steps.engine.placement.run import SamplingWanted, place_sampling
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows, read_rows
-from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal, by_difficulty, rate_prompts
-from nemotron_steps.engine.setup.collector import build_collector
+from nemotron_steps.engine.rollouts.evaluation import PassRate, RateJournal, by_difficulty, rate_prompts
+from nemotron_steps.engine.setup.backends import build_collector
 from nemotron_steps.engine.setup.rows import Needs, check_rows
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.errors import ConfigError, DataError
@@ -65,7 +65,6 @@ def _rate(context: StepContext[DifficultyConfig], rows: PromptRows, needs: Needs
             generation=config.generation,
             env=config.env,
             judges=needs.judges,
-            only=config.env.only_environment,
             max_total_length=settings.max_total_sequence_length,
             precision=settings.precision,
             seed=settings.seed,

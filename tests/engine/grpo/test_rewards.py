@@ -20,7 +20,7 @@ from nemotron_steps.engine.grpo.rewards import (
     shape_rewards,
     treatments,
 )
-from nemotron_steps.engine.grpo.rollout_metrics import reward_penalty_metrics
+from nemotron_steps.engine.grpo.step import reward_penalty_metrics
 from nemotron_steps.engine.rollouts.conversation import FORMAT_KEY, TurnFormat
 from nemotron_steps.engine.types import Rollout, RolloutGroup
 from tests.engine.engine_samples import rollout

@@ -8,7 +8,7 @@ import torch
 
 from nemotron_steps.config.schema.dpo import DpoTrainConfig
 from nemotron_steps.config.schema.grpo import LossFnConfig
-from nemotron_steps.engine.grpo.rollout_metrics import (
+from nemotron_steps.engine.grpo.step import (
     completion_metrics,
     reward_metrics,
 )

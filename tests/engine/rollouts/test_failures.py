@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.engine.rollouts import failures
+from nemotron_steps.engine.rollouts import turns
 from nemotron_steps.engine.rollouts.collector import StragglerError
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.types import FinishReason
@@ -116,7 +116,7 @@ def test_an_environment_that_does_not_answer_is_lost_for_that_rollout(monkeypatc
                 await asyncio.Event().wait()
             return "done"
 
-    monkeypatch.setattr(failures, "ENVIRONMENT_SECONDS", 0.2)
+    monkeypatch.setattr(turns, "ENVIRONMENT_SECONDS", 0.2)
     group = collect(Hangs("", None))
     assert [r.failure for r in group.rollouts] == [None, None, "environment_lost", None]
 

@@ -10,7 +10,7 @@ import pytest
 
 from nemotron_steps.config.schema.grpo import LowEffortConfig
 from nemotron_steps.engine.rollouts.data import PromptRow
-from nemotron_steps.engine.rollouts.evaluation import preference, summarize
+from nemotron_steps.engine.rollouts.evaluation import PassRate, RateJournal, preference, summarize
 from nemotron_steps.engine.rollouts.low_effort import (
     METADATA_KEY,
     asks_for_low_effort,
@@ -18,7 +18,6 @@ from nemotron_steps.engine.rollouts.low_effort import (
     low_effort_row,
     reward_brevity,
 )
-from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.rows.layouts import read_request
 from tests.engine.engine_samples import group, rollout

@@ -8,10 +8,9 @@ import pytest
 
 from nemotron_steps.config.schema.rl import EnvConfig, VllmModelConfig
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
-from nemotron_steps.engine.setup import prompt_lengths
+from nemotron_steps.engine.setup import rows as setup_rows
 from nemotron_steps.engine.setup.backends import judge_folder
-from nemotron_steps.engine.setup.prompt_lengths import longer_than
-from nemotron_steps.engine.setup.rows import check_rows
+from nemotron_steps.engine.setup.rows import check_rows, longer_than
 from nemotron_steps.errors import ArtifactError, ConfigError, DataError, StepsError
 from tests.models.checkpoints import write_tokenizer
 from tests.models.stock_chats import stock_chat
@@ -85,7 +84,7 @@ def test_rows_are_counted_in_tokens_of_the_model(tmp_path: Path, monkeypatch: py
     tokenizer["truncation"] = {"direction": "Right", "max_length": 7, "strategy": "LongestFirst", "stride": 0}
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert longer_than(6, rows, tmp_path) == {6: 7, 7: 8, 8: 9}  # a limit of the tokenizer's own hides nothing
-    monkeypatch.setattr(prompt_lengths, "_AT_ONCE", 2)
+    monkeypatch.setattr(setup_rows, "_AT_ONCE", 2)
     assert longer_than(1, rows, tmp_path) == {place: place + 1 for place in range(1, 9)}
     (tmp_path / "tokenizer.json").unlink()
     assert longer_than(6, rows, tmp_path) == {}

@@ -2,14 +2,14 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.distributed import HashStore
 
 from nemotron_steps.engine.weight_sync import streams
-from nemotron_steps.engine.weight_sync.plan import WeightPlan
-from nemotron_steps.engine.weight_sync.streams import StreamReceiver, StreamSender
+from nemotron_steps.engine.weight_sync.streams import StreamReceiver, StreamSender, WeightPlan
 from tests.engine.weight_sync.test_weight_sync import same, weights
 
 CPU = torch.device("cpu")
@@ -51,7 +51,7 @@ def slowly(tensors, seconds):
 
 
 def receiving(sender, store, name, transfers, got):
-    stream = StreamReceiver(sender.offer(), store, name, None, torch.device("cpu", 0))
+    stream = StreamReceiver(replace(sender.offer(), name=name), store, torch.device("cpu", 0))
 
     def receive():
         for _ in range(transfers):

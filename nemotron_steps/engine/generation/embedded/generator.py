@@ -24,7 +24,6 @@ from nemotron_steps.engine.generation.embedded.hybrid_model import CachedHybridM
 from nemotron_steps.engine.generation.embedded.prefix_cache import Prefix, PrefixCache
 from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, make_plan, sample, stream_key, versions_of
 from nemotron_steps.engine.memory_tuning import release_gpu_memory
-from nemotron_steps.engine.policy.lora import AdaptedWeights, ChangedWeights, after
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams, WeightSyncReport
 from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
@@ -115,8 +114,6 @@ class EmbeddedGenerator:
                     architecture, max_positions=max_total_length, device=self._device, dtype=dtype
                 )
             self._model.load(weights)
-            self._frozen_of: object = getattr(weights, "source", None)
-            """Whose frozen weights these are, where adapters alone are trained."""
             if record_routed_experts:
                 self._model.chosen = []
             self._batch = DecodeBatch(self._model, max_sequences, max_total_length)
@@ -191,15 +188,11 @@ class EmbeddedGenerator:
             self._compact(force=True)
 
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightSyncReport:
-        """Replace every weight, or those that adapters change; running sequences go on under the new version, with the
-        KV cache they have unless `recompute_kv_cache` was asked for. EngineError as CachedModel.load."""
+        """Replace every weight; running sequences go on under the new version, with the KV cache they have unless
+        `recompute_kv_cache` was asked for. EngineError as CachedModel.load."""
         begin = time.perf_counter()
         with torch.inference_mode():
-            changed = after(weights, self._frozen_of)
-            received = self._model.load(changed, some=isinstance(changed, ChangedWeights))
-        if isinstance(weights, AdaptedWeights):
-            received = weights.bytes if self._frozen_of is weights.source else received
-            self._frozen_of = weights.source
+            received = self._model.load(weights)
         self.weight_version = version
         self._prompts.clear()
         for sequence in self._waiting:

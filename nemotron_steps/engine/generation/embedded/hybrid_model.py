@@ -329,9 +329,9 @@ class CachedHybridModel(CachedModel):
             from_latent=self._named(prefix + "fc2_latent_proj.weight", hidden, latent) if latent else None,
         )
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, some: bool = False) -> int:
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
         """CachedModel.load; experts one by one, as on the hub."""
-        received = super().load(weights, some=some)
+        received = super().load(weights)
         for layer in self.layers:
             if isinstance(layer, MambaWeights):
                 layer.A.copy_(-layer.A_log.exp())

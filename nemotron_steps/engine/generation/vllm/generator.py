@@ -19,9 +19,8 @@ import numpy.typing as npt
 from nemotron_steps.engine.generation.embedded.sampling import stream_key, versions_of
 from nemotron_steps.engine.generation.vllm.engine import on_cpu, start_engine
 from nemotron_steps.engine.generation.vllm.transfer import WorkersTransfer, call, hand_over, wait_for_output
-from nemotron_steps.engine.policy.lora import AdaptedWeights, after
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, WeightSyncReport
-from nemotron_steps.engine.weight_sync.transport_handle import ChannelHandles
+from nemotron_steps.engine.weight_sync.streams import ChannelHandles
 from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.stopping import left_to_us
@@ -94,8 +93,6 @@ class VllmGenerator:
         self._finished: list[Completion] = []
         self._asleep: set[str] = set()
         """What sleeps: `weights`, `kv_cache`."""
-        self._frozen_of: object = None
-        """Whose frozen weights an engine of this process has, where adapters alone are trained."""
         self._recompute = recompute_kv_cache
         self._in_flight = in_flight_updates
         self._max_total_length = max_total_length
@@ -245,16 +242,11 @@ class VllmGenerator:
         if "weights" in self._asleep:
             call(self._engine, lambda: self._engine.wake_up(["weights"]), WAKE_SECONDS)
             self._asleep.discard("weights")
-        if isinstance(weights, AdaptedWeights) and (self._sleeps or not weights.whole_modules):
-            weights = weights.whole()  # asleep it has forgotten the frozen ones
         if self._to_workers is not None:
             moved = self._to_workers.load(weights)
         else:
             assert not isinstance(weights, ChannelHandles), "only processes of their own take up offers"
-            moved = hand_over(self._engine, after(weights, self._frozen_of))
-            if isinstance(weights, AdaptedWeights):
-                moved = weights.bytes if self._frozen_of is weights.source else moved
-                self._frozen_of = weights.source
+            moved = hand_over(self._engine, weights)
         if self._own_process and self._sequences:
             # Its answer to the update came after all that it had sampled before.
             arrived = self._engine.engine_core.outputs_queue

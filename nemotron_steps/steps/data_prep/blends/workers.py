@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import islice
 
-from nemotron_steps.engine.workers.lifetime import end_with_parent
+from nemotron_steps.engine.workers.workers import end_with_parent
 from nemotron_steps.errors import WorkerLostError
 from nemotron_steps.steps.data_prep.blends import formats
 from nemotron_steps.steps.data_prep.blends.shards import RowFunction, RowWork, Shard, ShardTask, finished, make_shard
