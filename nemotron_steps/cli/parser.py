@@ -187,7 +187,7 @@ def _history(add: Callable[..., Parser]) -> None:
         command.add_argument("run", metavar="RUN", nargs=count, default="latest", help="a run's id, name, or `latest`")
         if name == "watch":
             command.add_argument("--once", action="store_true", help="print one look at it and end")
-            command.add_argument("--samples", action="store_true", help="with its latest samples (key: s)")
+            command.add_argument("--samples", action="store_true", help="with its latest samples")
             _home(command)
             continue
         if name == "logs":

@@ -163,16 +163,6 @@ def _settle(namespace: argparse.Namespace, recipe: Recipe, path: tuple[str, ...]
     namespace.words = [recipe.target, *namespace.words]
 
 
-def spelled(group: str, step: str, config: str) -> str | None:
-    """The command of a recipe (`super3`, `nano3`) that runs a step with a config; None if it has none."""
-    for path, recipe in sorted(COMMANDS.items(), key=lambda each: config not in each[1].configs.values()):
-        name = {ours: theirs for theirs, ours in recipe.configs.items()}.get(config, config)
-        if path[0] == group and recipe.target == step and (not recipe.only or name in recipe.only):
-            chosen = () if config == recipe.config and not recipe.stages else ("-c", name)
-            return " ".join(("nemotron", *path, *chosen))
-    return None
-
-
 def _children(path: tuple[str, ...]) -> list[str]:
     every = [*COMMANDS, *_GROUPS]
     return list(dict.fromkeys(each[len(path)] for each in every if len(each) > len(path) and each[: len(path)] == path))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.cli.errors import print_json, typed
+from nemotron_steps.cli.errors import error_fields, print_json
 from nemotron_steps.cli.parser import request_of
 from nemotron_steps.cli.plans import plan_fields, show_needs, show_plan, show_unfilled
 from nemotron_steps.cli.terminal import Terminal, duration, number
@@ -135,7 +135,7 @@ def _dry_run(args: argparse.Namespace, session: Session, request: RunRequest) ->
     if args.as_json:
         fields = plan_fields(found)
         fields["configs"] = configs
-        fields["unfilled"] = [typed[0].fields(problem) for problem in found.unfilled]
+        fields["unfilled"] = [error_fields(problem) for problem in found.unfilled]
         fields["profile"] = None if profile is None else {"name": request.profile, **profile.shown()}
         return print_json(fields)
     out = Terminal.of()
