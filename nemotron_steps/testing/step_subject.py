@@ -21,7 +21,6 @@ from nemotron_steps.manifest.registry import Registry, load_registry
 from nemotron_steps.testing.suite import NotApplicable, Unmet
 
 if TYPE_CHECKING:
-    from nemotron_steps.artifacts.models import Artifact
     from nemotron_steps.resolver.request import StepConfig
     from nemotron_steps.session.session import Session
 
@@ -221,27 +220,6 @@ class StepSubject:
                     )
                 fed[port.name] = sample
         return fed
-
-    def key(self, *, overrides: Sequence[str] = ()) -> str:
-        """The cache key that a run has."""
-        from nemotron_steps.artifacts.store import ArtifactStore
-        from nemotron_steps.resolver.plan import StepOutput
-        from nemotron_steps.runs.cache_key import cache_key
-        from nemotron_steps.runs.step_workdir import open_input
-        from nemotron_steps.session.run_request import RunRequest
-
-        fed = {port: str(path) for port, path in self.fed.items()}
-        asked = RunRequest((self.manifest.id,), (*self.overrides, *overrides), self.config_name, fed)
-        planned = self.bench.plan(asked).step(self.manifest.id)
-        store = ArtifactStore(self.folder / "home")
-        inputs: dict[str, Artifact] = {}
-        for port, source in planned.inputs.items():
-            if isinstance(source, StepOutput):
-                raise NotApplicable("the step's inputs are made by other steps")
-            artifact = open_input(planned, port, source, store, types=self.registry.types)
-            assert artifact is not None
-            inputs[port] = artifact
-        return cache_key(planned, inputs)
 
     def leftovers(self, name: str, folder: str) -> list[str]:
         """What a process left in its working directory (`cwd`), temporary folder (`tmp`) or HOME (`user`)."""
