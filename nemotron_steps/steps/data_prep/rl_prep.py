@@ -47,8 +47,7 @@ def run(context: StepContext[RlPrepConfig]) -> None:
     if config.reasoning_gym is not None:
         counts = write_splits(folder, files, gym_rows(config, config.reasoning_gym))
     else:
-        sources = config.placeholders.model_dump()
-        filler = PlaceholderFiller(sources, config.mirror, str(context.work / "placeholders"))
+        filler = PlaceholderFiller(config.placeholders.model_dump(), config.mirror)
         work = partial(prompt_rows, config.agent, config.check_environments, filler, config.prompt_length)
         counts = prepare(context, sources_of(config), work, folder, files)
     if config.low_effort is not None:

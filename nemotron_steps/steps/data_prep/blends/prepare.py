@@ -23,8 +23,6 @@ ACCOUNTING = "accounting.json"
 REFUSALS = "refusals.ndjson"
 FEW = 0.5
 """Share of unusable rows up to which leaving them out is offered: above, it is the file that is not what was meant."""
-_TOLD = 10
-"""Refused rows that are reported as events, one by one; the file of refusals has them all."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +100,10 @@ def prepare(
         everything.add(counted)
         by_source[each.name] = counted.to_dict()
     refused, total = everything.refused.total(), everything.read - everything.left_out.total()
-    with storage_errors(folder):
-        if refused:
-            _write_refusals(data_sets, folder / REFUSALS, refused, tracker)
+    if refused:
+        with storage_errors(folder):
+            _write_refusals(data_sets, folder / REFUSALS)
+        tracker.event("rows_refused", count=refused, file=str(folder / REFUSALS))
     if refused > preparation.max_refused_share * total:
         raise _too_many(data_sets, refused, total, preparation.max_refused_share)
     sizes, rows = preparation.rows, sum(each.rows for each in data_sets)
@@ -158,25 +157,16 @@ def _shards(
     ]
 
 
-def _write_refusals(data_sets: Sequence[DataSet], path: Path, refused: int, tracker: Tracker) -> None:
+def _write_refusals(data_sets: Sequence[DataSet], path: Path) -> None:
     """The refused rows of every shard in one file, lines counted from the beginning of their files."""
-    told = 0
     with path.open("w", encoding="utf-8") as out:
         for name, shard, offset in _in_order(data_sets):
-            if not shard.row_counts.refused.total():
+            if shard.first_refusal is None:
                 continue
-            with shard.refusals.open(encoding="utf-8") as lines:
-                for line in lines:
-                    record = json.loads(line)
-                    record = {"source": name, **record, "line": record["line"] + offset}
-                    out.write(json.dumps(record, ensure_ascii=False) + "\n")
-                    if told < _TOLD:
-                        told += 1
-                        field = f" field {record['field']}" if record["field"] else ""
-                        place = f"{shard.task.part.file.place}:{record['line']}{field}"
-                        tracker.event("row_refused", where=place, reason=record["reason"])
-    if refused > told:
-        tracker.event("rows_refused", more=refused - told, file=str(path))
+            for line in shard.refusals.read_text(encoding="utf-8").splitlines():
+                record = json.loads(line)
+                record = {"source": name, **record, "line": record["line"] + offset}
+                out.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def _in_order(data_sets: Sequence[DataSet]) -> Iterator[tuple[str, Shard, int]]:
