@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import print_json, render
-from nemotron_steps.cli.terminal import Terminal, number
+from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.errors import ArtifactError, RequestError
 from nemotron_steps.runs.log_format import readable_size as size
 from nemotron_steps.session.jobs import printable, shown_path
@@ -20,14 +19,11 @@ from nemotron_steps.session.session import Session
 if TYPE_CHECKING:
     import argparse
 
-    from nemotron_steps.artifacts.compare import Difference, Pair
     from nemotron_steps.artifacts.lineage import Lineage
     from nemotron_steps.artifacts.models import Artifact
     from nemotron_steps.artifacts.store import ArtifactStore
 
 _WHOLE = ("digest", "made by", "accepted", "created", "path", "input")
-_SHOWN = 10
-"""Lines of a list; `--json` has all."""
 
 
 def list_artifacts(args: argparse.Namespace) -> int:
@@ -188,72 +184,6 @@ def _ancestors(found: Lineage, ref: str, out: Terminal, shown: set[str]) -> dict
         note += f", accepted {link.accepted}" if link.accepted else ""
         tree[f"{link.parent}  {out.style(printable(note), 'dim')}"] = below
     return tree
-
-
-def diff_artifacts(args: argparse.Namespace) -> int:
-    """`steps artifacts diff A B`: exit code 0 if they hold the same, 1 if not."""
-    from nemotron_steps.artifacts.compare import compare, config_changes
-    from nemotron_steps.artifacts.files import plain
-    from nemotron_steps.runs.cache import config_of
-
-    store = Session(args.home).store
-    found = compare(store, args.a, args.b)
-    configs = [config_of(store, each) for each in (found.a, found.b)]
-    config = None if None in configs else config_changes(configs[0] or {}, configs[1] or {})
-    if args.as_json:
-        print_json(plain({**found.to_dict(), "config": config}))
-    else:
-        _show_difference(found, config, Terminal.of())
-    return 0 if found.same else 1
-
-
-def _show_difference(found: Difference, config: dict[str, Pair] | None, out: Terminal) -> None:
-    verdict = ("the same", "green") if found.same else ("different", "yellow")
-    names = f"{found.a.ref} → {found.b.ref}"
-    out.print(f"{out.style(printable(names), 'bold')}  {out.style(verdict[0], verdict[1])}")
-    _rows("attributes", found.attributes, out)
-    _rows("made from", found.inputs, out)
-    for ref, only in zip((found.a.ref, found.b.ref), found.ancestors, strict=True):
-        _rows(f"only in the lineage of {ref}", dict.fromkeys(only), out)
-    if config is None and (found.a.producer or found.b.producer):
-        out.print(f"  {out.style('config: the run of one of them is gone', 'dim')}")
-    _rows("config", config or {}, out)
-    files = {path: tuple(None if each is None else size(each) for each in pair) for path, pair in found.files.items()}
-    _rows("files", files, out)
-    for path, changes in found.rows.items():
-        counts = f"{changes.added} added, {changes.removed} removed, {changes.same} the same"
-        out.print(f"  {out.style(printable(f'rows of {path}: {counts}'), 'cyan')}")
-    if found.tensors is not None:
-        tensors = found.tensors
-        name, largest = next(iter(tensors.differing.items()), ("", None))
-        most = f", largest difference {number(largest)} in {name}" if largest is not None else ""
-        title = f"tensors: {len(tensors.differing)} differ, {tensors.same} the same{most}"
-        by = {n: "cannot be compared" if each is None else number(each) for n, each in tensors.differing.items()}
-        out.print(f"  {out.style(printable(title), 'cyan')}")
-        _list(by, out)
-        _rows("type and shape", tensors.reshaped, out)
-        _rows("only in the first", dict.fromkeys(tensors.only_a), out)
-        _rows("only in the second", dict.fromkeys(tensors.only_b), out)
-    elif any(path.endswith(".distcp") for path in found.files):
-        hint = "steps run convert/megatron_to_hf --input checkpoint_megatron=REF   # of each, for their weights"
-        out.print(f"  {out.style('hint:', 'cyan')} {hint}")
-
-
-def _rows(title: str, rows: Mapping[str, Any], out: Terminal) -> None:
-    """Names alone, or with what each is in the first and in the second."""
-    if rows:
-        out.print(f"  {out.style(printable(title), 'cyan')}")
-        texts = {}
-        for name, pair in rows.items():
-            texts[name] = "" if pair is None else " → ".join("—" if each is None else str(each) for each in pair)
-        _list(texts, out)
-
-
-def _list(texts: Mapping[str, str], out: Terminal) -> None:
-    rows = [[printable(name), printable(text)] for name, text in texts.items()]
-    out.table(rows[:_SHOWN], indent=4)
-    if len(rows) > _SHOWN:
-        out.print(f"    … {len(rows) - _SHOWN} more (--json has all)")
 
 
 def path_artifacts(args: argparse.Namespace) -> int:

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 from argcomplete.completers import FilesCompleter
 from argcomplete.finders import CompletionFinder
 
-from nemotron_steps.cli.catalog import explained_signals, explanations
-from nemotron_steps.cli.scaffold import KINDS
 from nemotron_steps.config.profiles import load_environment
 from nemotron_steps.config.search import is_path
 from nemotron_steps.config.validation import known_keys, load_schema
@@ -80,7 +78,7 @@ class _Finder(CompletionFinder):  # type: ignore[misc]  # it has no types
 
 
 def _words(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    """Steps and pipelines; once one is named, keys of its config, and values of those that have few."""
+    """Steps and pipelines; once one is named, keys of its config."""
     registry = load_registry()
     named = _steps(parsed_args) or _stages(parsed_args)
     if not named or ("/" in prefix and "=" not in prefix):
@@ -90,14 +88,12 @@ def _words(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
 
 def _keys(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     """`KEY=` of the last step named, or `STAGE.KEY=` of a pipeline; the values of a key that has few."""
-    stages = {f"{name}.": step for name, step in _stages(parsed_args).items()}
-    near = [name for name in stages if name.startswith(prefix) or prefix.startswith(name)]
-    if len(near) > 1:
-        return near
-    of_stage = near[0] if near else ""
-    step = stages[of_stage] if near else next(iter(_steps(parsed_args)[-1:]), None)
+    of_stage, step = "", next(iter(_steps(parsed_args)[-1:]), None)
+    for name, each in _stages(parsed_args).items():
+        if prefix.startswith(f"{name}."):
+            of_stage, step = f"{name}.", each
     if step is None or step.step.config_schema is None:
-        return []
+        return [f"{name}." for name in _stages(parsed_args)]
     key, given, _value = prefix.removeprefix(of_stage).partition("=")
     if not given:
         return [f"{of_stage}{each}=" for each in known_keys(load_schema(step.step.config_schema))]
@@ -168,13 +164,7 @@ _COMPLETERS: dict[str, Completer] = {
     "PROFILE": lambda **_: list(load_environment().names),
     "RUN": _runs,
     "REF": _refs,
-    "A": _refs,
-    "B": _refs,
     "TYPE": lambda **_: list(load_registry().types.types),
-    "C": lambda **_: sorted({step.step.category for step in load_registry().steps.values()}),
-    "TAG": lambda **_: sorted({tag for step in load_registry().steps.values() for tag in step.step.tags}),
-    "CODE|SIGNAL": lambda **_: [*explanations(), *explained_signals()],
-    "[KIND] NAME": lambda **_: list(KINDS),
 }
 """By what the help calls the argument."""
 

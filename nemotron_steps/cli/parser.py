@@ -89,7 +89,7 @@ def build(prog: str) -> Parser:
     command.add_argument("--why", action="store_true", help="say of each step that must run what changed")
     run_flags(add("run", "run:run", "run a step, a list of steps or a pipeline", epilog=_RUN_EPILOG))
     _history(add)
-    command = add("artifacts", "artifacts:list_artifacts", "list, show, trace, compare, verify, add, export artifacts")
+    command = add("artifacts", "artifacts:list_artifacts", "list, show, trace, verify, add, export artifacts")
     command.set_defaults(type=None, name=None, home=None, as_json=False)
     _artifacts(add, command.add_subparsers(title="commands", dest="artifact_command", metavar="COMMAND"))
     _publish(add("publish", "artifacts:publish", "write a model card and upload a model to the Hugging Face hub"))
@@ -201,12 +201,10 @@ def _history(add: Callable[..., Parser]) -> None:
 
 
 def _artifacts(add: Callable[..., Parser], into: Any) -> None:
-    compared = "compare two artifacts of one type: exit code 0 if they hold the same, 1 if not"
     for name, summary, arguments in (
         ("list", "list artifacts", {}),
         ("show", "show one artifact: type, files, attributes, producer", {"ref": _REF}),
         ("lineage", "show what an artifact was made from", {"ref": _REF}),
-        ("diff", compared, {"a": _REF, "b": "the other one"}),
         ("verify", "hash every file again and compare", {"ref": "artifacts to verify (default: all)"}),
         ("add", "copy a file or folder into the home as an artifact", {"path": "file or folder"}),
         ("path", "print the folder where an artifact lies, and nothing else", {"ref": _REF}),

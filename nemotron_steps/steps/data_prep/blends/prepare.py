@@ -14,10 +14,9 @@ from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.runs.context import StepContext, Tracker
 from nemotron_steps.steps.data_prep.blends.blend_file import read_blend
 from nemotron_steps.steps.data_prep.blends.formats import parts_of
-from nemotron_steps.steps.data_prep.blends.shards import RowCounts, RowWork, Shard, ShardTask
+from nemotron_steps.steps.data_prep.blends.shards import RowCounts, RowWork, Shard, ShardTask, make_sample, make_shards
 from nemotron_steps.steps.data_prep.blends.sources import DataFile, data_files, hub_name, without_signature
 from nemotron_steps.steps.data_prep.blends.splits import FILES, DataSet, Split, write_split_files
-from nemotron_steps.steps.data_prep.blends.workers import make_sample, make_shards
 
 ACCOUNTING = "accounting.json"
 REFUSALS = "refusals.ndjson"
@@ -116,15 +115,14 @@ def prepare(
     assert everything.balance() == 0  # no row is lost
     record: dict[str, Any] = {**everything.to_dict(), "splits": counts, "sources": by_source}
     write_atomic(folder / ACCOUNTING, to_json_bytes(record))
-    tracker.summary(
-        {
-            "rows_read": everything.read,
-            **({"rows_refused": everything.refused.total()} if everything.refused.total() else {}),
-            **({"rows_left_out": everything.left_out.total()} if everything.left_out else {}),
-            **({"rows_added": everything.added} if everything.added else {}),
-            **({"rows_unused": everything.unused} if everything.unused else {}),
-        }
-    )
+    told = {
+        "rows_read": everything.read,
+        "rows_refused": refused,
+        "rows_left_out": everything.left_out.total(),
+        "rows_added": everything.added,
+        "rows_unused": everything.unused,
+    }
+    tracker.summary({name: count for name, count in told.items() if count or name == "rows_read"})
     remove_tree(staging)
     return counts
 
@@ -163,7 +161,7 @@ def _write_refusals(data_sets: Sequence[DataSet], path: Path) -> None:
         for name, shard, offset in _in_order(data_sets):
             if shard.first_refusal is None:
                 continue
-            for line in shard.refusals.read_text(encoding="utf-8").splitlines():
+            for line in shard.task.path("refused").read_text(encoding="utf-8").splitlines():
                 record = json.loads(line)
                 record = {"source": name, **record, "line": record["line"] + offset}
                 out.write(json.dumps(record, ensure_ascii=False) + "\n")

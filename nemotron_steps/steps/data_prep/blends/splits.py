@@ -99,7 +99,7 @@ class DataSet:
     def lines(self) -> Iterator[bytes]:
         """Usable rows as lines."""
         for shard in self.shards:
-            with shard.rows.open("rb", buffering=1 << 20) as file:
+            with shard.task.path("rows").open("rb", buffering=1 << 20) as file:
                 yield from file
 
 
