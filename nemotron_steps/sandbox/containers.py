@@ -2,7 +2,7 @@
 
 ContainerSandbox runs one program in a fresh container. It has no network, no capabilities, no way to gain privileges
 and no more system calls than `seccomp.container_profile` lists; memory and processes are bounded by the engine's
-cgroup. container_session.py keeps a container over many commands, with the same isolation.
+cgroup. `session.ContainerSession` keeps a container over many commands, with the same isolation.
 
 The program's clock runs inside the container, as its first process: it starts with the program, however long the
 engine took, and ends it where this process was killed.
