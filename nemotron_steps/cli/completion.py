@@ -1,7 +1,4 @@
-"""Shell completion of `steps`: commands and flags, steps, configs, keys and their values, inputs, profiles, runs.
-
-`steps completion bash` prints what a shell evaluates; argcomplete then asks this program at every tab.
-"""
+"""Shell completion of `steps`: commands and flags, steps, configs, keys and their values, inputs, profiles, runs."""
 
 from __future__ import annotations
 
@@ -50,11 +47,7 @@ def answer(parser: argparse.ArgumentParser) -> None:
 
 
 class _Finder(CompletionFinder):  # type: ignore[misc]  # it has no types
-    """argcomplete, for a command line whose steps and keys may stand between the flags.
-
-    All flags are put before them, for argparse ends a list of words at the first flag; one whose value is being typed
-    stays last.
-    """
+    """argcomplete, with flags put before steps and keys: argparse ends a list of words at the first flag."""
 
     def _get_completions(self, comp_words: list[str], *rest: Any) -> Any:
         assert self._parser is not None

@@ -1,8 +1,5 @@
-"""`steps doctor`: what this machine has, what it lacks, and the command that fixes each.
-
-Packages are looked at by their metadata; torch, which can be installed and still not load, is tried in a process of
-its own. Exit code 0 when nothing needed is missing, 1 otherwise.
-"""
+"""`steps doctor`: what this machine has, what it lacks, and the command that fixes each. Exit code 1 if something
+needed is missing."""
 
 from __future__ import annotations
 

@@ -28,8 +28,7 @@ def typed_as(prog: str, words: Sequence[str]) -> None:
 
 
 def called(hint: str) -> str:
-    """A hint that is a command of `steps`, as it is called here: with the home and, of a step to be run with a config,
-    the profile that were named."""
+    """A hint that is a command of `steps` as it is called here, with the home and the profile that were named."""
     if not hint.startswith("steps "):
         return hint
     command, mark, comment = hint.partition("   #")
@@ -63,8 +62,7 @@ _FLAG = re.compile(r"-[A-Za-z]|--[a-z]+(?:-[a-z]+)*")
 
 
 def secrets_apart(words: Sequence[str]) -> Iterator[str]:
-    """What may be values of secret keys of a command line that are not behind a `=`: each word (or part of one)
-    up to the next override, but flags. They belong into no error."""
+    """What of a command line may be values of secret keys, not behind a `=`: they belong into no error."""
     after_secret = False
     for word in words:
         key = _KEY.fullmatch(word)
@@ -85,11 +83,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def report(error: BaseException, *, as_json: bool) -> int:
-    """Print an error and return the exit code it means.
-
-    Anything but a StepsError is a mistake in this program: one line says so, and the traceback goes to the run's log if
-    there is one, else to stderr.
-    """
+    """Print an error and return its exit code. Anything but a StepsError is a mistake in this program."""
     if isinstance(error, KeyboardInterrupt):
         error = InterruptedRunError("interrupted", hints=("run the same command again to go on",))
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:

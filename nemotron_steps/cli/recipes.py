@@ -1,8 +1,5 @@
-"""`nemotron super3 ...` and `nemotron nano3 ...`: the public recipes' own commands, each a step with its config.
-
-`nemotron super3 rl rlvr ARGUMENTS` is `steps run rl/nemo_rl/rlvr -c rlvr1 ARGUMENTS`: the same flags, overrides and
-passthrough. Names of configs are the recipe's; where it has one of another name here, CONFIGS says which.
-"""
+"""`nemotron super3 ...` and `nemotron nano3 ...`: the public recipes' own commands, each `steps run` of a step with its
+config, whose name may be another one here."""
 
 import argparse
 import re
@@ -85,8 +82,7 @@ _GROUPS = {
 
 
 def parsed(args: Sequence[str]) -> tuple[argparse.Namespace | None, list[str], str]:
-    """The arguments of `nemotron` as those of `steps run` (None where help was printed instead), flags that no parser
-    knows, and the command that was found. UsageError if there is none, or it takes no such argument."""
+    """Arguments of `nemotron` as those of `steps run` (None: help was printed), unknown flags, the command."""
     path: tuple[str, ...] = ()
     for word in args:
         if (*path, word) not in COMMANDS and (*path, word) not in _GROUPS:

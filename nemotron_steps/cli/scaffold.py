@@ -1,8 +1,5 @@
-"""`steps new KIND NAME`: a package one can install, with a step, environment, executor, type or pipeline that works.
-
-What it writes is small and real, and its test is one line of the conformance kit (`nemotron_steps.testing`): green as
-it is, and red when a change breaks a rule. The files are templates/KIND/*.tmpl, with `@field@` for what differs.
-"""
+"""`steps new KIND NAME`: a package one can install, with a step, environment, executor, type or pipeline that works, of
+templates/KIND/*.tmpl, with `@field@` for what differs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A run in the terminal while it works: to `steps watch RUN` from any terminal by its files alone, and to `steps run`.
-
-Where `steps watch` has no terminal, what is new is printed as lines; with `--once`, a picture of this moment.
-"""
+"""A run in the terminal while it works: to `steps watch RUN` from any terminal by its files, and to `steps run`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """The default sandbox: bubblewrap with its own namespaces, on a host of which only the system folders and the Python
-installation can be seen, read-only. What it promises: docs/sandbox.md.
-
-What goes wrong before the program begins is told on a channel that the program does not have: bubblewrap and a launcher
-write to it, the launcher closes it and turns into the program.
-"""
+installation can be seen, read-only (docs/sandbox.md). A launcher inside tells on a channel, which the program does not
+have, that it was reached."""
 
 import fcntl
 import itertools
@@ -92,8 +89,7 @@ class BubblewrapSandbox(Sandbox):
         kept_open: Sequence[int] = (),
         rest: Rest | None = None,
     ) -> SandboxResult:
-        """execute, for a program that is also given descriptors of this process, under the same numbers, and may
-        `rest`."""
+        """execute, for a program that also gets descriptors of this process, under the same numbers, and may `rest`."""
         with ExitStack() as stack:
             status, descriptors = stack.enter_context(self._open(files))
             group = stack.enter_context(MemoryGroup.try_to_make(limits.memory_bytes))

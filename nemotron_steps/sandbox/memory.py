@@ -1,9 +1,5 @@
 """The memory that the programs of one sandbox hold: bounded by a cgroup (version 2) where this process may make one,
-counted where it may not, as in most containers and jobs (docs/sandbox.md says what counts).
-
-A group is made beside this process's own, so that whatever bounds that one's parent (a job's limits) bounds the sandbox
-as well, and memory control is on there already.
-"""
+counted where it may not, as in most containers and jobs (docs/sandbox.md says what counts)."""
 
 from __future__ import annotations
 
@@ -30,10 +26,7 @@ Fields = Mapping[str, int]
 
 
 class TreeMemory:
-    """The processes of a sandbox, seen from the host through the sandbox's own /proc.
-
-    FileNotFoundError and ProcessLookupError where it is over, PermissionError where the host does not let this be read.
-    """
+    """The processes of a sandbox, seen through its own /proc. FileNotFoundError, ProcessLookupError: it is over."""
 
     def __init__(self, pid: int, folders: tuple[str, ...]) -> None:
         with ExitStack() as stack:
@@ -48,10 +41,7 @@ class TreeMemory:
             self._close = stack.pop_all().close
 
     def held(self, limit: int) -> int:
-        """Bytes held now; exact only where that decides whether `limit` is passed.
-
-        What processes share after a fork counts once for each in the quick sum. The exact one walks page tables.
-        """
+        """Bytes held; exact, page tables walked, only where the quick sum, which counts forks twice, passes `limit`."""
         stats = [os.fstatvfs(folder) for folder in self._folders]
         shared = sum(s.f_frsize * (s.f_blocks - s.f_bfree) + INODE_BYTES * (s.f_files - s.f_ffree) for s in stats)
         with suppress(FileNotFoundError, ProcessLookupError):

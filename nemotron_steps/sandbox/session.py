@@ -1,12 +1,5 @@
-"""Sandbox sessions: a sandbox that stays, in which commands see each other's changes to the files.
-
-    async with BubblewrapSession(sandbox) as session:
-        await session.write({"/scratch/repo/a.py": "x = 1\\n"})
-        result = await session.run(["python3", "a.py"], cwd="/scratch/repo")
-
-A command that fails, loops or floods is a result, and the session goes on. One that is over says so to every later
-command.
-"""
+"""Sandbox sessions: a sandbox that stays, in which commands see each other's changes to the files. A command that
+fails, loops or floods is a result, and the session goes on; one that is over says so to every later command."""
 
 from __future__ import annotations
 
@@ -45,8 +38,7 @@ KILLED = 137
 
 
 class SessionOverError(Exception):
-    """The session takes no further command. `outcome`: TIMEOUT or MEMORY_LIMIT of the session as a whole; EXITED where
-    what ran in it has ended it."""
+    """The session takes no further command. EXITED: what ran in it has ended it."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(f"the sandbox session is over: {outcome.value}")
@@ -160,9 +152,7 @@ class ServedSession(ABC):
 
 
 class BubblewrapSession(ServedSession):
-    """One set of namespaces and one folder in memory over many commands, with the bounds of one run (bubblewrap.py).
-
-    As many commands run at once, in all sessions of a sandbox, as it has slots."""
+    """One set of namespaces and one folder in memory over many commands, with the bounds of one run."""
 
     def __init__(
         self, sandbox: BubblewrapSandbox, *, limits: Limits | None = None, command_s: float | None = None

@@ -87,8 +87,7 @@ _NUMBER = re.compile(r"-?\d[\d.]*(?:[eE][+-]?\d+)?")
 
 
 def typed(answer: Response) -> Iterator[tuple[str, bool, Response]]:
-    """A right answer with another value for one of its own (a string, number or word of its text, or of a call's
-    arguments), or null for all: what was done, whether that is wrong whatever is asked, and the answer."""
+    """A right answer with other values in place of its own: what was done, whether it is surely wrong, the answer."""
     calls = answer.tool_calls
     for at, text in enumerate([answer.text, *(call.arguments for call in calls)]):
 
@@ -189,8 +188,7 @@ def refuse_raised(verdict: GradeResult, what: str, hint: str = _EARNS_NOTHING) -
 
 
 async def judged(environment: Environment, row: Row, *answers: Answer) -> list[GradeResult]:
-    """Sessions, calls of their tools, verdicts, release: as a run does it. Where groups are judged, a single answer has
-    another beside it."""
+    """Sessions, tool calls, verdicts, release, as a run does it. In groups a single answer has another beside it."""
     company = ["fine"] if environment.judges_groups and len(answers) == 1 else []
     responses = [as_response(answer) for answer in (*answers, *company)]
     sessions: list[Session] = [await environment.seed(row) for _ in responses]

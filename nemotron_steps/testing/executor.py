@@ -52,10 +52,7 @@ _OF_THE_JOB = ("told.json", "told.part", "begun", "stopped", "go")
 
 @dataclass(frozen=True)
 class SmallLaunch(Launch):
-    """A launch whose command is a small job of the kit's: what it does, and words that it repeats.
-
-    `run` ends at once, `fail` with exit code 3, `kill` by SIGKILL, `wait` when a file `go` is in its folder.
-    """
+    """A launch of a small job of the kit's; `wait` ends when a file `go` is in its folder."""
 
     def command(self, *, in_container: bool = False) -> list[str]:
         """See Launch."""

@@ -124,8 +124,7 @@ class StepSubject:
         variables: Mapping[str, str] | None = None,
         **watch: Any,
     ) -> Ran:
-        """Run commands in a process of their own, in empty folders of their own. `watch`: further fields of the
-        process's request (`at_write`, `signal`, `at_return`)."""
+        """Run commands in a process and empty folders of their own. `watch`: further fields of its request."""
         place = self.folder / "processes" / name
         cache = self.folder / "cache"
         for folder in ("cwd", "tmp", "user"):

@@ -1,13 +1,6 @@
-"""What a step's function does to the machine while it runs: files it opens and makes, hosts it asks, what it leaves.
-
-Python's audit events tell. They do not reach what a program that the step starts does; for that the working
-directory and HOME of the process are empty folders, looked at afterwards.
-
-`python -m …watching REQUEST RESULT` is a process for commands of `steps`, in which a step's function is watched. The
-request is JSON: `commands`, each a list of words after `steps`; `step`, whose function is watched; the fields of Watch;
-`at_return`: the process is killed when the function has returned, before anything is committed. The result is JSON too:
-a command's exit code and output each, and what was seen.
-"""
+"""What a step's function does to the machine while it runs, by Python's audit events. `python -m …watching REQUEST
+RESULT` is a process for commands of `steps` (JSON: `commands`, `step`, the fields of Watch, `at_return`: killed when the
+function has returned) in which a step's function is watched."""
 
 import io
 import json
@@ -33,8 +26,7 @@ _NOWHERE = ("/dev/", "/proc/")
 
 @dataclass
 class Seen:
-    """What was seen: besides the obvious, what of the process is otherwise than before (`changed`), what the function
-    left running (`threads`, `children`), and the files of the step's own package that it `used`."""
+    """What was seen: what of the process is `changed`, what is left running, what of its package it `used`."""
 
     written: list[str] = field(default_factory=list)
     """Files opened for writing, outside of the folders allowed."""
@@ -49,11 +41,7 @@ class Seen:
 
 
 class Watch:
-    """Looks on while its `watching()` is open; a process has at most one, for audit hooks stay for good.
-
-    A step of `package` may write to the `allowed` folders; `inside`, the work folder, its files are counted, and at the
-    so manieth of them (`at_write`) this process gets the signal.
-    """
+    """Looks on while `watching()` is open; at the so manieth file (`at_write`) in `inside` it sends the signal."""
 
     def __init__(
         self, allowed: tuple[str, ...], inside: str, package: str, at_write: int = 0, with_signal: int = signal.SIGKILL

@@ -1,7 +1,5 @@
-"""data_prep/difficulty: prompts sorted by how often a policy solves them, the always solved ones left out.
-
-Rates are kept as they come in `work`, so a killed run goes on; what is sampled for a prompt does not depend on that.
-"""
+"""data_prep/difficulty: prompts sorted by how often a policy solves them, the always solved ones left out. A killed run
+goes on: rates are kept in `work` as they come."""
 
 import asyncio
 import csv

@@ -1,8 +1,5 @@
-"""Tool calls that a model made up: variants of the right action that are wrong in one named way.
-
-Every variant is graded by the environment itself: what it would reward is not rejected. The wrong names and
-values come from the other rows wherever they can, so that they look right and are not.
-"""
+"""Tool calls that a model made up: variants of the right action that are wrong in one named way, with names and values
+of other rows. What the environment would reward is not rejected."""
 
 import asyncio
 import json

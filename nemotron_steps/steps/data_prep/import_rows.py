@@ -1,7 +1,4 @@
-"""data_prep/import_prompts, import_chats and import_pairs: rows as others have them, in the shape that a step takes.
-
-Every column survives.
-"""
+"""data_prep/import_prompts, import_chats and import_pairs: rows as others have them, in the shape that a step takes."""
 
 from functools import partial
 from typing import Any

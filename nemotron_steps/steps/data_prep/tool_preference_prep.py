@@ -29,8 +29,7 @@ from nemotron_steps.steps.data_prep.hallucinations import Calls, HallucinationMa
 
 
 def run(context: StepContext[ToolPreferencePrepConfig]) -> None:
-    """Write the `preferences` output. In memory are places of rows, one row, names of tools and
-    arguments, and of each argument at most hallucinations.MOST_VALUES values."""
+    """Write the `preferences` output. Of the source one row is in memory, and names and values to borrow."""
     config, folder = context.config, context.outputs["preferences"].path
     rows = PromptRows(usable_rows(context))
     # Whole conversations in an order drawn from the seed.

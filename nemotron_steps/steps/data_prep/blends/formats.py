@@ -1,7 +1,4 @@
-"""The rows of a part of a file, one at a time, as lines: a row that is not changed stays as it is byte for byte.
-
-Nothing here holds more than one row, or one batch of a columnar file.
-"""
+"""The rows of a part of a file, one at a time, as lines: a row that is not changed stays as it is byte for byte."""
 
 import csv
 import gzip

@@ -1,8 +1,6 @@
 """Rows of public blends that only point to a question of DAPO-Math-17k or Skywork-OR1-RL-Data, filled in:
-`{"_hf_placeholder": {"row": n, "question_template": ...}, "dataset": ...}`.
-
-The questions are read when the first placeholder is met: published copies repeat 17 thousand of them a hundred times,
-and each is in memory once.
+`{"_hf_placeholder": {"row": n, "question_template": ...}, "dataset": ...}`. Published copies repeat 17 thousand
+questions a hundred times; each is in memory once.
 """
 
 import json

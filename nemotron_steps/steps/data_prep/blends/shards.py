@@ -1,9 +1,5 @@
 """Parts of files to shards, over processes: the usable rows, the refused ones by name and reason, and where every row
-went.
-
-A shard is there when its receipt is: it is written last, by a rename. What an earlier attempt finished is not made
-again; a part whose file changed is.
-"""
+went. A shard is there when its receipt is, and is then not made again unless its file changed."""
 
 from __future__ import annotations
 
@@ -34,16 +30,8 @@ _FORMAT = 2
 
 @dataclass
 class RowCounts:
-    """Counts of one part of a file, of a data set, or of everything.
-
-    Attributes:
-        read: rows of the sources that were looked at.
-        refused: rows that cannot be used, by reason.
-        left_out: rows that could be used and are not wanted, by reason.
-        added: rows beyond one for each that was kept: several made of one, or repeated by a weight above 1.
-        unused: usable rows between those of `rows.train` and the held-out ones.
-        written: rows of the split files.
-    """
+    """Rows of a part of a file, of a data set, or of all. `left_out`: usable and not wanted. `added`: several made of
+    one, or repeated. `unused`: between those of `rows.train` and the held-out ones."""
 
     read: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -101,8 +89,7 @@ class ShardTask:
     seed: str
 
     def path(self, kind: str) -> Path:
-        """A file of the shard: `rows` has the usable ones, `refused` a JSON object a line for each refused one, `json`
-        is the receipt."""
+        """A file of the shard: its `rows`, the `refused` ones as JSON lines, or the receipt (`json`)."""
         return Path(self.folder) / f"{self.name}.{kind}"
 
     @property
@@ -114,14 +101,7 @@ class ShardTask:
 
 @dataclass(frozen=True)
 class Shard:
-    """A finished shard.
-
-    Attributes:
-        task: what it was made of.
-        lines: lines of the part, blank ones too: the parts after it count on.
-        row_counts: of the part. `written` are the shard's rows.
-        first_refusal: as the row function raised it, with the line's number within the part.
-    """
+    """A finished shard; `first_refusal` has the line number within the part, as `lines` of the parts before count."""
 
     task: ShardTask
     lines: int

@@ -77,8 +77,7 @@ def recorded_steps(issue: str, mutation: Mutation, agent: str) -> list[Row]:
 
 
 def _unique(lines: Sequence[str], number: int, right: str) -> tuple[str, str]:
-    """The least text with the line that occurs once, and the same with the line put right. Lines before it are added
-    as long as it occurs more often."""
+    """The least text with the line that occurs once, and the same with the line put right."""
     source, line = "\n".join(lines), lines[number - 1]
     bare = line.strip()
     if bare and source.count(bare) == 1:

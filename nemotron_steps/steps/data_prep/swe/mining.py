@@ -1,7 +1,4 @@
-"""Mining: faults that a package's tests notice, each proven in the sandbox.
-
-A fault that no test notices, or that keeps the tests from ending, makes no task.
-"""
+"""Mining: faults that a package's tests notice, each proven in the sandbox."""
 
 import difflib
 import hashlib
