@@ -138,7 +138,6 @@ def _pipelines(parsed_args: argparse.Namespace) -> list[PipelineManifest]:
 
 
 def _stages(parsed_args: argparse.Namespace) -> dict[str, StepManifest | None]:
-    """The stages of the pipeline that is named, and their steps."""
     registry, stages = load_registry(), [stage for each in _pipelines(parsed_args) for stage in each.stages]
     return {stage.name: registry.find_step(stage.step) for stage in stages}
 
@@ -159,7 +158,6 @@ _COMPLETERS: dict[str, Completer] = {
     "REF": _refs,
     "TYPE": lambda **_: list(load_registry().types.types),
 }
-"""By what the help calls the argument."""
 
 _OF_ARGUMENTS: dict[str, Completer] = {"environment": lambda **_: environment_names(), "name": _refs}
 """By the argument, where the help has a word that others have too."""

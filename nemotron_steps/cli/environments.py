@@ -130,7 +130,6 @@ def serve_environment(args: argparse.Namespace) -> int:
 
 
 def _created(args: argparse.Namespace) -> Environment:
-    """The environment that the command line asks for, with its settings and judges."""
     from nemotron_steps.environments.agents import resolve
     from nemotron_steps.environments.registry import environment_class, settings_of
 

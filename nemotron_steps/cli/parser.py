@@ -11,7 +11,6 @@ from nemotron_steps.errors import did_you_mean
 from nemotron_steps.session.run_request import RunRequest, UsageError
 
 HANDLERS = "nemotron_steps.cli."
-"""Where the modules of commands are."""
 _MANY: Any = {"action": "append", "default": []}
 _REF = "NAME, NAME:VERSION or digest"
 _STEPS = "STEP|PIPELINE|key=value"

@@ -126,7 +126,6 @@ def show_unfilled(found: Plan, out: Terminal) -> None:
 
 
 def _show_memory(step: PlannedStep, out: Terminal) -> None:
-    """Of a step that trains something, or whose model writes chats."""
     memory = step.memory if step.memory is not None and (step.memory.batch or step.memory.devices) else None
     if memory is None and not step.turn_ends:
         return
@@ -152,7 +151,6 @@ def _show_memory(step: PlannedStep, out: Terminal) -> None:
 
 
 def _batch(batch: BatchArithmetic) -> str:
-    """From prompts to micro-batches, in words."""
     parts = []
     if batch.rollouts is not None:
         parts.append(f"{batch.prompts:,} prompts × {batch.group:,} = {batch.rollouts:,} rollouts")

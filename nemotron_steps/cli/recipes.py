@@ -118,7 +118,6 @@ def parsed(args: Sequence[str]) -> tuple[argparse.Namespace | None, list[str], s
 
 
 def _settle(namespace: argparse.Namespace, recipe: Recipe, path: tuple[str, ...], prog: str) -> None:
-    """Make what was parsed a request of `steps run`."""
     for word in namespace.words:
         if "=" not in word and not word.startswith(("~", "+")):
             below = [name for name in _children(path) if name == word]
@@ -165,7 +164,6 @@ def _children(path: tuple[str, ...]) -> list[str]:
 
 
 def _below(path: tuple[str, ...]) -> str:
-    """The commands below one, a line each."""
     lines = []
     for name in _children(path):
         each = (*path, name)

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from nemotron_steps.runs.run_folder import RunInfo
 
 _COLORS = {"good": "green", "bad": "red", "same": "dim"}
-"""Of a change."""
 
 
 def plan(args: argparse.Namespace) -> int:
@@ -115,7 +114,6 @@ def _refuse_accept(args: argparse.Namespace, *, forgets: bool) -> None:
 
 
 def _dry_run(args: argparse.Namespace, session: Session, request: RunRequest) -> int:
-    """`steps run --dry-run`, redacted. Inputs that are not given, or not here, are not a mistake yet."""
     import yaml
 
     from nemotron_steps.config.profiles import NoImageError
@@ -153,7 +151,6 @@ def _dry_run(args: argparse.Namespace, session: Session, request: RunRequest) ->
 
 
 def _submit(args: argparse.Namespace, session: Session, request: RunRequest, profile: Profile) -> int:
-    """Submit the run; with `-r` follow its log to the end, with `-b` return at once."""
     out = Terminal.of()
     attached, as_json = args.batch is None, args.as_json
     info, profile = submit(

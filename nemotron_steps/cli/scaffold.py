@@ -36,7 +36,6 @@ _PLACES = {
     "test.py": "tests/test_@module@.py",
     "rows.jsonl": "tests/@module@_rows.jsonl",
 }
-"""Template → path in the package."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ _CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34,
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _ASCII = {"→": "->", "├── ": "|-- ", "└── ": "`-- ", "│   ": "|   ", "…": "...", "·": "-", "✓": "ok", "✗": "x"}
 _ASCII |= {"●": "*", "○": "o", "▲": "!", "−": "-"}
-"""What a terminal without UTF-8 gets instead."""
 
 
 @dataclass

@@ -46,11 +46,9 @@ _ROWS = {
     "mismatch": "token_mult_prob_error",
     "grad norm": "grad_norm",
 }
-"""Label → metric."""
 _SECONDS_BETWEEN_LINES = 5.0
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STATES = {"step_started": "running", "step_waiting": "waiting", "step_finished": "ran", "step_failed": "failed"}
-"""What a record makes of its step."""
 _MARKS = {"ran": "✓", "cached": "✓", "reused": "✓", "running": "●", "failed": "✗"}
 
 
@@ -260,7 +258,7 @@ class LineDisplay:
         self._last = 0.0
 
     def __call__(self, record: Record) -> None:
-        """Print a record, unless it comes too soon, or is said at the run's end."""
+        """Show a record."""
         kind = record["kind"]
         if kind in ("sample", "run_finished", "summary"):
             return
@@ -301,7 +299,7 @@ class PictureDisplay:
         self._live.start()
 
     def __call__(self, record: Record) -> None:
-        """Take over what the run recorded."""
+        """Show a record."""
         with self._lock:
             self._seen.apply(record)
             kind, step = record["kind"], self._info.steps.get(record["step"], {})

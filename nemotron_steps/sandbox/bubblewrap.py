@@ -26,7 +26,6 @@ SYSTEM_FILES = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/et
 DEVICES = ("null", "full", "random", "urandom")
 """Not zero: shared mappings of it are memory that nobody counts."""
 HIDDEN = ("keys", "key-users", "kcore", "kallsyms", "kmsg", "kpagecount", "kpageflags", "sched_debug", "timer_list")
-"""Files of /proc that tell of the host."""
 
 _NAMESPACES = (
     "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0   # as root, where the host forbids user namespaces",
@@ -53,7 +52,6 @@ class Descriptors:
     channel: int
     seccomp: int
     files: Mapping[str, int]
-    """Path in the working folder → content."""
 
 
 class BubblewrapSandbox(Sandbox):
@@ -115,7 +113,6 @@ class BubblewrapSandbox(Sandbox):
 
     @contextmanager
     def _open(self, files: Mapping[str, bytes]) -> Iterator[tuple[int, Descriptors]]:
-        """The channel's reading end, and what bubblewrap is given."""
         with ExitStack() as stack:
 
             def held(descriptor: int) -> int:
@@ -215,5 +212,4 @@ def _environment() -> dict[str, str]:
 
 
 def _parents(paths: Iterable[str], *, but: tuple[str, ...]) -> list[str]:
-    """Every folder above the paths, outermost first."""
     return sorted({str(parent) for path in paths for parent in PurePosixPath(path).parents} - set(but))

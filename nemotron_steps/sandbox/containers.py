@@ -35,7 +35,6 @@ _HINTS: dict[str, str] = {
 }
 _LAUNCH = f'cp -r {INPUTS}/. . && exec "$@"'
 KILLED_BY_CLOCK = frozenset({124, 137})
-"""Exit codes of `timeout`."""
 _NO_ANSWER = frozenset({125, 126, 127, 137})
 """Exit codes that the engine gives for failures of its own, or of the kernel's memory killer, and any program can."""
 

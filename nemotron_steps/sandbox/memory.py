@@ -15,7 +15,6 @@ INODE_BYTES = 1024
 SOCKET_BYTES = 208 * 1024
 """Default bound of what waits in one socket (net.core.wmem_default)."""
 STACK_BYTES = 16 * 1024
-"""Of a thread, in the kernel."""
 
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
@@ -73,7 +72,6 @@ class TreeMemory:
                     yield name, self._fields(f"{name}/status")
 
     def _fields(self, path: str) -> Fields:
-        """The last number of each `Name: ... number [kB]` line."""
         descriptor = os.open(path, os.O_RDONLY, dir_fd=self._proc)
         try:
             text = os.read(descriptor, 65536).decode(errors="replace")

@@ -28,7 +28,6 @@ HOST_PATHS = ("/etc/shadow", "/etc/passwd", "/etc/ssh", "/root/.ssh", "/home", "
 """Host paths that a sandbox without an image of its own must not show at all."""
 
 SMALL = Limits(wall_s=30.0, memory_bytes=256 * MIB, processes=24, scratch_bytes=4 * MIB, output_bytes=MIB // 4)
-"""Limits the attempts run under."""
 
 
 async def probe(

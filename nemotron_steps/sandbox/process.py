@@ -67,9 +67,7 @@ class Watch:
     memory_bytes: int | None
     """Bound of the tree's memory, None where the kernel keeps it."""
     folders: tuple[str, ...]
-    """Those in memory that count."""
     rest: Rest | None = None
-    """Of a run that stays."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +76,9 @@ class Ended:
 
     outcome: Outcome
     exit_code: int
-    """Of the host process; negative: killed by that signal."""
     stdout: str
     stderr: str
     wall_s: float
-    """Since it was ready."""
     ready: bool
     """Whether the program was reached. Without a Watch it is not known, and True."""
 
@@ -335,7 +331,6 @@ class _Run:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill it with its group and reap it. A second time does nothing."""
     if process.returncode is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -3,7 +3,7 @@ ENOSYS, as if the kernel had never had it, so that a libc that tries it goes on 
 filter can see).
 
 Calls are in groups, each `name x86-64 aarch64`, `-` where an architecture has no such call. Source: Linux's uapi
-headers (arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h), with which the tests compare them.
+headers (arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h), which the tests read.
 """
 
 import errno
@@ -192,7 +192,6 @@ def _refusals_by_name(machine: str) -> dict[str, int]:
 
 
 def _rules() -> dict[str, list[Instruction]]:
-    """What to do on calls that are judged by their arguments."""
     return {
         "mmap": [
             _argument(3),

@@ -29,12 +29,9 @@ GRACE_S = 10.0
 """For the server to answer once a command's time is over. Later than that, it has been stopped."""
 WRITING_S = 60.0
 LINE_BYTES = 256 << 20
-"""Of an answer: more than any output limit, escaped."""
 LAST_WORDS_S = 1.0
-"""To read what the engine said before it was killed."""
 STDERR_BYTES = 4096
 KILLED = 137
-"""Exit code of a container that the kernel's memory killer ended."""
 
 
 class SessionOverError(Exception):
@@ -259,7 +256,6 @@ class ContainerSession(ServedSession):
             raise SandboxError(what, where=self.image[:200], found=str(self._whole.exception()))
 
     async def _hold(self, ready: asyncio.Event) -> SandboxResult:
-        """The session's process to its end."""
         begun, pipe = asyncio.get_running_loop().time(), asyncio.subprocess.PIPE
         with tempfile.TemporaryDirectory(prefix="session-") as folder:
             profile = Path(folder, "seccomp.json")
@@ -299,7 +295,6 @@ class ContainerSession(ServedSession):
 
 
 async def _last(stream: asyncio.StreamReader) -> str:
-    """The end of what is written to a stream."""
     kept = b""
     while chunk := await stream.read(STDERR_BYTES):
         kept = (kept + chunk)[-STDERR_BYTES:]

@@ -274,7 +274,6 @@ def cancel_stops_a_job(subject: ExecutorSubject) -> None:
 
 
 def _bytes_of(path: Path) -> bytes:
-    """What is in a file; nothing of one that is not there."""
     try:
         return path.read_bytes()
     except OSError:

@@ -215,7 +215,6 @@ def _own_result(step: StepSubject, ran: Ran, index: int = 0) -> dict[str, Any]:
 
 
 _MUST_FAIL = ("a_missing_input_is_told", "a_wrong_type_is_told")
-"""No step can cope with these."""
 
 
 def _telling(check: str) -> Callable[[StepSubject], None]:
@@ -262,7 +261,6 @@ def _told(step: StepSubject) -> list[tuple[str, str, dict[str, Any] | None]]:
 
 
 def _broken(step: StepSubject, bad: Path) -> Iterator[tuple[str, str, Path, str]]:
-    """Check, port, what it is fed, and what that is."""
     for port, path in step.fed.items():
         folder = bad / port
         missing = folder / "missing"
@@ -281,7 +279,6 @@ def _broken(step: StepSubject, bad: Path) -> Iterator[tuple[str, str, Path, str]
 
 
 def _changed(path: Path, folder: Path, change: Callable[[bytes], bytes]) -> Path:
-    """A copy whose files hold something else."""
     if path.is_dir():
         shutil.copytree(path, folder)
     else:

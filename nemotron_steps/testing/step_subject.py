@@ -25,13 +25,11 @@ if TYPE_CHECKING:
     from nemotron_steps.session.session import Session
 
 Source = str | Path | Callable[[Path], Path]
-"""A path, or a function that writes into an empty folder and returns the path."""
 
 CANARY = "kit-4f1c9e0b7a53-canary"
 """Value of a secret variable while a step runs: it must be found nowhere afterwards."""
 ROWS = 8
 PICTURE = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\xff\xfe" * 8
-"""What no file of rows or of text begins with."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,6 @@ class StepSubject:
     overrides: Sequence[str] = ()
     seconds: float = 60.0
     fed_before: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Port → the files that it was fed, before any run."""
 
     @cached_property
     def registry(self) -> Registry:
@@ -270,7 +267,6 @@ def cut(data: bytes) -> bytes:
 
 
 def _samples(n: int) -> dict[str, dict[str, Any]]:
-    """Type → its n-th row."""
     question, answer = f"What is {n} + {n}?", f"It is {2 * n}."
     return {
         "training_jsonl": {"text": f"{question} {answer}"},

@@ -1,6 +1,6 @@
 """What a step's function does to the machine while it runs, by Python's audit events. `python -m …watching REQUEST
-RESULT` is a process for commands of `steps` (JSON: `commands`, `step`, the fields of Watch, `at_return`: killed when the
-function has returned) in which a step's function is watched."""
+RESULT` is a process for commands of `steps` (JSON: `commands`, `step`, the fields of Watch, `at_return`: killed
+when the function has returned) in which a step's function is watched."""
 
 import io
 import json
@@ -31,9 +31,7 @@ class Seen:
     written: list[str] = field(default_factory=list)
     """Files opened for writing, outside of the folders allowed."""
     writes_inside: int = 0
-    """Files opened for writing below the work folder."""
     hosts: list[str] = field(default_factory=list)
-    """Addresses beyond this machine that were asked."""
     changed: list[str] = field(default_factory=list)
     threads: list[str] = field(default_factory=list)
     children: list[str] = field(default_factory=list)
@@ -133,7 +131,6 @@ def _children() -> dict[int, str]:
 
 
 def _command(pid: int) -> str:
-    """What a process runs; empty for one that is over, be it waited for or not."""
     try:
         name, _, fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").partition("(")[2].rpartition(")")
         words = Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -109,7 +109,6 @@ class Assessment:
     """Characters from the start that agree with the reference answer."""
     length: int
     work: str
-    """The check as the judge writes it down."""
 
     @property
     def score(self) -> int:
@@ -124,7 +123,6 @@ class Assessment:
 
 RANKINGS = {-3: 1, -2: 2, -1: 3, 1: 4, 2: 5, 3: 6}
 SCORES = {1: (4, 3), 2: (4, 2), 3: (5, 1)}
-"""Strength of a preference → scores of the better and the worse answer."""
 
 
 def comparison_rows(config: ComparisonConfig) -> RowFunction:

@@ -26,7 +26,6 @@ from nemotron_steps.steps.data_prep.blends.splits import PROMPT_FILES, Split
 ORDER = "pass_rate"
 """The attribute `order` of what this step writes; sorted data is not to be shuffled (resolver/checks.py)."""
 FIELD = "curriculum"
-"""What each row gets: pass_rate, mean_reward and samples."""
 _REPORT_EVERY = 50
 
 Outcome = Literal["kept", "always_solved", "never_solved", "unrated"]

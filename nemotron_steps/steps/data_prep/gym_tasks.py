@@ -146,7 +146,6 @@ class Question:
     answer: str
     metadata: Mapping[str, Any]
     asked: Asked = Asked()
-    """The form it has in `text`."""
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -67,7 +67,6 @@ class HallucinationMaker:
         return verdict.reward
 
     def _altered(self, kind: Hallucination, row: Row, rng: random.Random) -> Calls | None:
-        """The expected calls with one of them changed."""
         calls = calls_of(row)
         if not calls:
             return None

@@ -53,7 +53,6 @@ def _import(context: StepContext[Any], work: RowWork, port: str) -> None:
 
 
 def _recognised(file: DataFile, column: str | None) -> dict[str, str]:
-    """What the first row looks like, for the summary."""
     for part in parts_of(file):
         for number, line in lines_of(part):
             if line.strip():

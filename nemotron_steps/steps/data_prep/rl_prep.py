@@ -202,7 +202,7 @@ class EnvironmentChecks:
         self._environments: dict[str, Environment | None] = {}
 
     def __call__(self, where: str, row: Row) -> None:
-        """DataError naming file, line and field of an unusable row."""
+        """Refuse an unusable row."""
         reference = row.get("agent_ref")
         if not isinstance(reference, dict) or reference.get("name") is None:
             raise DataError(

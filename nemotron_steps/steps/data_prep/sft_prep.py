@@ -188,7 +188,6 @@ class ReasoningControl:
         return {**row, "messages": messages, "reasoning_budget": budget}
 
     def _cut(self, text: str, budget: int) -> str:
-        """The first tokens of a text, or words where there is no tokenizer."""
         if self._tokenizer is None:
             words = text.split(maxsplit=budget)
             return text if len(words) <= budget else text[: len(text) - len(words[budget])].rstrip()

@@ -179,7 +179,6 @@ class _Task:
     description: str
     request: str
     parameters: Mapping[str, str]
-    """Argument → what kind of value it takes."""
 
 
 _TASKS = (

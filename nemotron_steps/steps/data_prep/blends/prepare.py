@@ -156,7 +156,6 @@ def _shards(
 
 
 def _write_refusals(data_sets: Sequence[DataSet], path: Path) -> None:
-    """The refused rows of every shard in one file, lines counted from the beginning of their files."""
     with path.open("w", encoding="utf-8") as out:
         for name, shard, offset in _in_order(data_sets):
             if shard.first_refusal is None:

@@ -178,7 +178,6 @@ def _write(task: ShardTask, function: RowFunction) -> Shard:
 
 
 def _place(task: ShardTask, number: int) -> float:
-    """A number in [0, 1) that follows from the row's place alone."""
     text = f"{task.seed}:{task.part.file.name}:{task.part.start}:{number}"
     return int.from_bytes(blake2b(text.encode(), digest_size=7).digest()) / (1 << 56)
 

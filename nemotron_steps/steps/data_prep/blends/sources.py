@@ -87,7 +87,6 @@ SUFFIXES: dict[str, Kind] = {
 }
 _MAGIC: dict[bytes, Kind] = {b"\x1f\x8b": "gzip", b"PAR1": "parquet"}
 _START = 64
-"""Bytes that tell it."""
 _SPLIT_NAMES = re.compile(r"train|training|validation|valid|val|dev|test|testing|eval|evaluation", re.IGNORECASE)
 _WORD = re.compile(r"[/._-]")
 
@@ -155,7 +154,6 @@ def _mirrored(name: HubName, key: str, mirror: str) -> Path:
 
 
 def _below(root: Path, key: str) -> list[DataFile]:
-    """The data files of a local file or folder."""
     if root.is_file():
         return [_local(root, root.name, _kind_of_file(root))]
     saved = list(_saved(root))
@@ -186,7 +184,6 @@ def _saved(root: Path) -> Iterator[Path]:
 
 
 def _remote(url: str, key: str) -> list[DataFile]:
-    """The data files at an address that fsspec opens."""
     import fsspec
 
     try:
@@ -301,7 +298,6 @@ def _kind_of_file(path: Path) -> Kind:
 
 
 def _kind_of_start(name: str, start: bytes) -> Kind:
-    """A file named by hand may have any name: its first bytes tell."""
     suffix = PurePosixPath(name).suffix.lower()
     start = start.lstrip()
     by_name: Kind = "csv" if suffix in (".csv", ".tsv") else "jsonl"

@@ -25,9 +25,7 @@ PROMPT_FILES: dict[Split, str] = {
     "validation": "val-split.jsonl",
     "heldout": "heldout.jsonl",
 }
-"""As the published preparations name them."""
 TOKENIZER_FOLDER = "tokenizer"
-"""Beside the splits, where they have a tokenizer of their own."""
 
 Item = TypeVar("Item")
 
@@ -160,7 +158,6 @@ def write_split_files(
 
 
 def _evenly(data_sets: Sequence[DataSet]) -> Iterator[tuple[DataSet, int, bytes]]:
-    """(data set, number of its row, line): next is always the data set that is least far."""
     rows = [each.rows for each in data_sets]
     lines = [each.lines() for each in data_sets]
     heap = [(0.5 / count, which, 0) for which, count in enumerate(rows) if count]

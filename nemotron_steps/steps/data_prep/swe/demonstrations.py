@@ -16,7 +16,6 @@ from nemotron_steps.steps.data_prep.swe.mutations import Mutation
 from nemotron_steps.steps.data_prep.swe.packages import failing_test, made_up_tasks
 
 SAID = "Done."
-"""The turn that ends a demonstration."""
 SHORT = 80
 """Lines of a file that is looked at as a whole; of others, AROUND lines on each side of the fault."""
 AROUND = 20

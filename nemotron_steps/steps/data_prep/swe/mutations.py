@@ -124,14 +124,12 @@ def _replace(kind: MutationKind, node: ast.expr, text: str | None, lines: list[s
 
 
 def _text(node: ast.expr, lines: list[str]) -> str | None:
-    """The source of an expression of one line."""
     if node.lineno != node.end_lineno:
         return None
     return lines[node.lineno - 1][_column(node, lines) : _column(node, lines, end=True)]
 
 
 def _column(node: ast.expr, lines: list[str], *, end: bool = False) -> int:
-    """A column in characters; the parser counts bytes."""
     line, offset = (node.end_lineno, node.end_col_offset) if end else (node.lineno, node.col_offset)
     assert line is not None and offset is not None, "the parser sets them"
     return len(lines[line - 1].encode()[:offset].decode())
