@@ -107,10 +107,7 @@ def lineage_artifacts(args: argparse.Namespace) -> int:
 
 
 def verify_artifacts(args: argparse.Namespace) -> int:
-    """`steps artifacts verify [REF ...]`: exit code 2 if anything is not what was committed.
-
-    Without a reference it looks at all there is: artifacts, records that no name leads to, and what counts as cached.
-    """
+    """`steps artifacts verify [REF ...]`, of all there is without one: exit code 2 if anything is not as committed."""
     from nemotron_steps.artifacts.integrity import Hashed, Verified, problems, verify_home
     from nemotron_steps.runs.cache import verify_entries
 

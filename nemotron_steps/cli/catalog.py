@@ -88,7 +88,6 @@ def step_fields(index: Index, step_id: str) -> dict[str, Any]:
 
 
 def _about(row: StepRow, problems: Iterable[ManifestError]) -> list[ManifestError]:
-    """What is about a step's manifest."""
     return [each for each in problems if (each.where or "").startswith(f"{row.file}:")]
 
 
@@ -327,7 +326,6 @@ def _show_explanation(name: str, entry: Mapping[str, Any], advice: dict[str, lis
 
 
 def _advice_against(signal: str) -> dict[str, list[str]]:
-    """What manifests advise against a signal: overrides → the steps that have them."""
     from nemotron_steps.manifest.registry import load_registry
 
     found: dict[str, list[str]] = {}

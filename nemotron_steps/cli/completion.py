@@ -1,7 +1,4 @@
-"""Shell completion of `steps`: commands and flags, steps, configs, keys and their values, inputs, profiles, runs.
-
-`steps completion bash` prints what a shell evaluates; argcomplete then asks this program at every tab.
-"""
+"""Shell completion of `steps`: commands and flags, steps, configs, keys and their values, inputs, profiles, runs."""
 
 from __future__ import annotations
 
@@ -13,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from argcomplete.completers import FilesCompleter
 from argcomplete.finders import CompletionFinder
 
-from nemotron_steps.cli.catalog import explained_signals, explanations
-from nemotron_steps.cli.scaffold import KINDS
 from nemotron_steps.config.profiles import load_environment
 from nemotron_steps.config.search import is_path
 from nemotron_steps.config.validation import known_keys, load_schema
@@ -52,11 +47,7 @@ def answer(parser: argparse.ArgumentParser) -> None:
 
 
 class _Finder(CompletionFinder):  # type: ignore[misc]  # it has no types
-    """argcomplete, for a command line whose steps and keys may stand between the flags.
-
-    All flags are put before them, for argparse ends a list of words at the first flag; one whose value is being typed
-    stays last.
-    """
+    """argcomplete, with flags put before steps and keys: argparse ends a list of words at the first flag."""
 
     def _get_completions(self, comp_words: list[str], *rest: Any) -> Any:
         assert self._parser is not None
@@ -80,7 +71,7 @@ class _Finder(CompletionFinder):  # type: ignore[misc]  # it has no types
 
 
 def _words(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    """Steps and pipelines; once one is named, keys of its config, and values of those that have few."""
+    """Steps and pipelines; once one is named, keys of its config."""
     registry = load_registry()
     named = _steps(parsed_args) or _stages(parsed_args)
     if not named or ("/" in prefix and "=" not in prefix):
@@ -90,14 +81,12 @@ def _words(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
 
 def _keys(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     """`KEY=` of the last step named, or `STAGE.KEY=` of a pipeline; the values of a key that has few."""
-    stages = {f"{name}.": step for name, step in _stages(parsed_args).items()}
-    near = [name for name in stages if name.startswith(prefix) or prefix.startswith(name)]
-    if len(near) > 1:
-        return near
-    of_stage = near[0] if near else ""
-    step = stages[of_stage] if near else next(iter(_steps(parsed_args)[-1:]), None)
+    of_stage, step = "", next(iter(_steps(parsed_args)[-1:]), None)
+    for name, each in _stages(parsed_args).items():
+        if prefix.startswith(f"{name}."):
+            of_stage, step = f"{name}.", each
     if step is None or step.step.config_schema is None:
-        return []
+        return [f"{name}." for name in _stages(parsed_args)]
     key, given, _value = prefix.removeprefix(of_stage).partition("=")
     if not given:
         return [f"{of_stage}{each}=" for each in known_keys(load_schema(step.step.config_schema))]
@@ -149,7 +138,6 @@ def _pipelines(parsed_args: argparse.Namespace) -> list[PipelineManifest]:
 
 
 def _stages(parsed_args: argparse.Namespace) -> dict[str, StepManifest | None]:
-    """The stages of the pipeline that is named, and their steps."""
     registry, stages = load_registry(), [stage for each in _pipelines(parsed_args) for stage in each.stages]
     return {stage.name: registry.find_step(stage.step) for stage in stages}
 
@@ -168,15 +156,8 @@ _COMPLETERS: dict[str, Completer] = {
     "PROFILE": lambda **_: list(load_environment().names),
     "RUN": _runs,
     "REF": _refs,
-    "A": _refs,
-    "B": _refs,
     "TYPE": lambda **_: list(load_registry().types.types),
-    "C": lambda **_: sorted({step.step.category for step in load_registry().steps.values()}),
-    "TAG": lambda **_: sorted({tag for step in load_registry().steps.values() for tag in step.step.tags}),
-    "CODE|SIGNAL": lambda **_: [*explanations(), *explained_signals()],
-    "[KIND] NAME": lambda **_: list(KINDS),
 }
-"""By what the help calls the argument."""
 
 _OF_ARGUMENTS: dict[str, Completer] = {"environment": lambda **_: environment_names(), "name": _refs}
 """By the argument, where the help has a word that others have too."""

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.25
 _CANCEL_SECONDS = 20.0
-"""How long a cancelled run may take to save and end."""
 _HEADLINES = {
     "reward": "reward/mean",
     "validation": "validation/reward",
@@ -39,7 +38,6 @@ _HEADLINES = {
     "validation loss": "validation_loss",
     "kl": "kl_penalty",
 }
-"""The few numbers worth a place beside a bar: label → metric name."""
 COLORS = {
     **dict.fromkeys(("done", "ran", "cached", "reused"), "green"),
     **dict.fromkeys(("running", "submitted"), "cyan"),
@@ -179,7 +177,6 @@ def logs(args: argparse.Namespace) -> int:
 
 
 def _write(lines: Sequence[bytes], *, as_json: bool) -> None:
-    """Lines of a log without control characters of model text, or JSON records in the order of time."""
     from nemotron_steps.runs.run_folder import parse_lines
 
     if as_json:

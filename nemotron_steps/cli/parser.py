@@ -11,7 +11,6 @@ from nemotron_steps.errors import did_you_mean
 from nemotron_steps.session.run_request import RunRequest, UsageError
 
 HANDLERS = "nemotron_steps.cli."
-"""Where the modules of commands are."""
 _MANY: Any = {"action": "append", "default": []}
 _REF = "NAME, NAME:VERSION or digest"
 _STEPS = "STEP|PIPELINE|key=value"
@@ -89,7 +88,7 @@ def build(prog: str) -> Parser:
     command.add_argument("--why", action="store_true", help="say of each step that must run what changed")
     run_flags(add("run", "run:run", "run a step, a list of steps or a pipeline", epilog=_RUN_EPILOG))
     _history(add)
-    command = add("artifacts", "artifacts:list_artifacts", "list, show, trace, compare, verify, add, export artifacts")
+    command = add("artifacts", "artifacts:list_artifacts", "list, show, trace, verify, add, export artifacts")
     command.set_defaults(type=None, name=None, home=None, as_json=False)
     _artifacts(add, command.add_subparsers(title="commands", dest="artifact_command", metavar="COMMAND"))
     _publish(add("publish", "artifacts:publish", "write a model card and upload a model to the Hugging Face hub"))
@@ -187,7 +186,7 @@ def _history(add: Callable[..., Parser]) -> None:
         command.add_argument("run", metavar="RUN", nargs=count, default="latest", help="a run's id, name, or `latest`")
         if name == "watch":
             command.add_argument("--once", action="store_true", help="print one look at it and end")
-            command.add_argument("--samples", action="store_true", help="with its latest samples (key: s)")
+            command.add_argument("--samples", action="store_true", help="with its latest samples")
             _home(command)
             continue
         if name == "logs":

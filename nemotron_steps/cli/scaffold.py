@@ -1,8 +1,5 @@
-"""`steps new KIND NAME`: a package one can install, with a step, environment, executor, type or pipeline that works.
-
-What it writes is small and real, and its test is one line of the conformance kit (`nemotron_steps.testing`): green as
-it is, and red when a change breaks a rule. The files are templates/KIND/*.tmpl, with `@field@` for what differs.
-"""
+"""`steps new KIND NAME`: a package one can install, with a step, environment, executor, type or pipeline that works, of
+templates/KIND/*.tmpl, with `@field@` for what differs."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from typing import TYPE_CHECKING
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.errors import RequestError
-from nemotron_steps.manifest.index import load_index
 from nemotron_steps.session.jobs import shown_path
 from nemotron_steps.session.run_request import UsageError
 
@@ -40,7 +36,6 @@ _PLACES = {
     "test.py": "tests/test_@module@.py",
     "rows.jsonl": "tests/@module@_rows.jsonl",
 }
-"""Template → path in the package."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +77,11 @@ def new(args: argparse.Namespace) -> int:
         )
     if kind != "step" and not _NAME.fullmatch(name):
         raise RequestError(
-            f"'{name}' cannot name {_a(kind)}",
+            f"'{name}' cannot name this {kind}",
             expected="lower-case letters, digits and _",
             hints=(f"steps new {kind} {_identifier(name)}",),
         )
     root = Path(args.into or "steps_pack")
-    _require_free(kind, name, root)
     written = write(root, kind, name)
     if args.as_json:
         return print_json({kind: name, "pack": str(root), "files": [str(path) for path in written]})
@@ -107,38 +101,6 @@ def new(args: argparse.Namespace) -> int:
     for command, comment in commands.items():
         out.print(f"  {out.style(command, 'cyan')}{out.style(comment, 'dim')}")
     return 0
-
-
-def _a(kind: str) -> str:
-    return f"{'an' if kind[0] in 'aeio' else 'a'} {kind}"
-
-
-def _require_free(kind: str, name: str, root: Path) -> None:
-    """Refuse a name that something else has already."""
-    where = None
-    if kind == "environment":
-        from nemotron_steps.environments.registry import BUILT_IN
-
-        where = BUILT_IN.get(name)
-    elif kind == "executor":
-        from nemotron_steps.runs.executors.base import executor_names
-
-        where = "an installed executor" if name in executor_names() else None
-    else:
-        index = load_index()
-        taken = {
-            "step": {row.id: row.file for row in index.steps},
-            "pipeline": {row.name: row.file for row in index.pipelines},
-            "type": {each: declared.where for each, declared in index.types.types.items()},
-        }
-        where = taken[kind].get(name)
-    if where is not None and root.resolve() not in Path(where).resolve().parents:
-        raise RequestError(
-            f"there is {_a(kind)} '{name}' already",
-            where=where,
-            expected="a name of its own",
-            hints=(f"steps new {kind} {name}_mine",),
-        )
 
 
 def write(root: Path, kind: str, name: str) -> list[Path]:

@@ -1,8 +1,5 @@
-"""Plain text with colour, fitted to the terminal: styles, tables, trees.
-
-Colour is used on a terminal that wants it (NO_COLOR, FORCE_COLOR and TERM=dumb are honoured). Text that goes to a
-pipe is never cut short.
-"""
+"""Plain text with colour, fitted to the terminal (NO_COLOR, FORCE_COLOR and TERM=dumb are honoured): styles, tables,
+trees. Text that goes to a pipe is never cut short."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ _CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34,
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _ASCII = {"→": "->", "├── ": "|-- ", "└── ": "`-- ", "│   ": "|   ", "…": "...", "·": "-", "✓": "ok", "✗": "x"}
 _ASCII |= {"●": "*", "○": "o", "▲": "!", "−": "-"}
-"""What a terminal without UTF-8 gets instead."""
 
 
 @dataclass
@@ -66,9 +62,7 @@ class Terminal:
     def table(
         self, rows: Iterable[Sequence[str]], *, indent: int = 0, flexible: int = -1, below: int | None = None
     ) -> None:
-        """Aligned columns of cells of one line. The `flexible` column gives way (is cut with …) when the terminal is
-        too narrow, and at last the end of the line; with `below`, the last cell goes below its row instead, indented by
-        so much."""
+        """Aligned columns; `flexible` gives way on a narrow terminal, a wide last cell goes `below`, so far in."""
         cells = [list(row) for row in rows]
         if not cells:
             return

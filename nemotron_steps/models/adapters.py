@@ -41,7 +41,6 @@ _LORA_KEY = "policy.dtensor_cfg.lora_cfg"
 _READ_BY_OTHERS = ("in_proj", "out_proj", "gate")
 """Of transformers' linears, those whose weights other modules read, past the linear itself: Mamba-2's and routers."""
 _PEFT = "base_model.model."
-"""Projections that are one module in vLLM."""
 _SAYS_NOTHING = {
     *("peft_type", "task_type", "base_model_name_or_path", "revision", "auto_mapping", "peft_version"),
     *("inference_mode", "r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "exclude_modules"),

@@ -1,9 +1,6 @@
 """The default sandbox: bubblewrap with its own namespaces, on a host of which only the system folders and the Python
-installation can be seen, read-only. What it promises: docs/sandbox.md.
-
-What goes wrong before the program begins is told on a channel that the program does not have: bubblewrap and a launcher
-write to it, the launcher closes it and turns into the program.
-"""
+installation can be seen, read-only (docs/sandbox.md). A launcher inside tells on a channel, which the program does not
+have, that it was reached."""
 
 import fcntl
 import itertools
@@ -29,7 +26,6 @@ SYSTEM_FILES = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/et
 DEVICES = ("null", "full", "random", "urandom")
 """Not zero: shared mappings of it are memory that nobody counts."""
 HIDDEN = ("keys", "key-users", "kcore", "kallsyms", "kmsg", "kpagecount", "kpageflags", "sched_debug", "timer_list")
-"""Files of /proc that tell of the host."""
 
 _NAMESPACES = (
     "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0   # as root, where the host forbids user namespaces",
@@ -56,7 +52,6 @@ class Descriptors:
     channel: int
     seccomp: int
     files: Mapping[str, int]
-    """Path in the working folder → content."""
 
 
 class BubblewrapSandbox(Sandbox):
@@ -92,8 +87,7 @@ class BubblewrapSandbox(Sandbox):
         kept_open: Sequence[int] = (),
         rest: Rest | None = None,
     ) -> SandboxResult:
-        """execute, for a program that is also given descriptors of this process, under the same numbers, and may
-        `rest`."""
+        """execute, for a program that also gets descriptors of this process, under the same numbers, and may `rest`."""
         with ExitStack() as stack:
             status, descriptors = stack.enter_context(self._open(files))
             group = stack.enter_context(MemoryGroup.try_to_make(limits.memory_bytes))
@@ -119,7 +113,6 @@ class BubblewrapSandbox(Sandbox):
 
     @contextmanager
     def _open(self, files: Mapping[str, bytes]) -> Iterator[tuple[int, Descriptors]]:
-        """The channel's reading end, and what bubblewrap is given."""
         with ExitStack() as stack:
 
             def held(descriptor: int) -> int:
@@ -219,5 +212,4 @@ def _environment() -> dict[str, str]:
 
 
 def _parents(paths: Iterable[str], *, but: tuple[str, ...]) -> list[str]:
-    """Every folder above the paths, outermost first."""
     return sorted({str(parent) for path in paths for parent in PurePosixPath(path).parents} - set(but))

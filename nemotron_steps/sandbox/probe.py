@@ -1,10 +1,5 @@
 """The start-up probe: a hostile program (`attempts.py`) that tries to get out, and a host that knows what it must not
-have reached.
-
-Canaries make it honest: a listener on the host's loopback, files in the temporary, working and home folder, a variable
-in the environment and this process must all be out of reach, and none of its children may be left. It fails closed:
-what was reached, what could not be tried and a report that is not there all refuse.
-"""
+have reached. It fails closed: what was reached, what could not be tried and a report that is not there all refuse."""
 
 import asyncio
 import json
@@ -33,16 +28,12 @@ HOST_PATHS = ("/etc/shadow", "/etc/passwd", "/etc/ssh", "/root/.ssh", "/home", "
 """Host paths that a sandbox without an image of its own must not show at all."""
 
 SMALL = Limits(wall_s=30.0, memory_bytes=256 * MIB, processes=24, scratch_bytes=4 * MIB, output_bytes=MIB // 4)
-"""Limits the attempts run under."""
 
 
 async def probe(
     sandbox: Sandbox, *, host_paths: tuple[str, ...] = (), hidden_memory: bool = True, limits: Limits = SMALL
 ) -> None:
-    """Run the attempts in `sandbox`; SandboxError naming everything that got through, or that they could not be made.
-
-    `host_paths`: what must not even exist inside. `hidden_memory`: also try memory that only a cgroup counts.
-    """
+    """Run the attempts; SandboxError naming what got through. `host_paths` must not exist inside."""
     machine, secret = architecture(), secrets.token_hex(16)
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))

@@ -192,7 +192,6 @@ def _figures(
 
 
 def _heldout(name: str, folder: Path) -> Sequence[PromptRow]:
-    """The held-out rows of prepared prompts, else their validation rows: published blends hold no others out."""
     file = next((f for split in ("heldout", "validation") if (f := split_file(folder, split)) is not None), None)
     rows: Sequence[PromptRow] = read_rows(str(file)) if file is not None and file.stat().st_size else ()
     if not rows:

@@ -88,8 +88,7 @@ def check_generation(
 def check_graders(
     config: EvalConfig | StagesEvalConfig | DifficultyConfig | RlConfig, inputs: Mapping[str, Artifact | None]
 ) -> None:
-    """Refuse folders that a step's judges cannot generate from; those that are here, and that no earlier step makes.
-    And a reward function that does not load."""
+    """Refuse folders here that a step's judges cannot generate from, and a reward function that does not load."""
     custom = config.env.nemo_gym.environments.get("reward_function")
     for each in custom.get("functions", ()) if isinstance(custom, Mapping) else ():
         if isinstance(each, Mapping) and isinstance(each.get("function"), str):
@@ -123,8 +122,7 @@ def check_tensors(folder: Path) -> Architecture:
 
 
 def check_known_tensors(folder: Path) -> Architecture | None:
-    """`check_tensors` of a folder that a library reads, which knows more models than this package: families,
-    attention and quantisations that have no Architecture (None) are left to it, and so are Megatron checkpoints."""
+    """`check_tensors` of a folder whose family may be unknown here (None), or that is a Megatron checkpoint."""
     if hf_folder(folder) != folder or str(read_config(folder / "config.json").get("model_type")) not in FAMILIES:
         return None
     try:
@@ -155,8 +153,7 @@ def check_converted(config: ConvertConfig, inputs: Mapping[str, Artifact | None]
 
 
 def check_base(config: MergeConfig, inputs: Mapping[str, Artifact | None]) -> None:
-    """Refuse a Hugging Face folder that an adapter cannot be added to: the one that is given, else the one that the
-    adapter names. See StepTable.preflight."""
+    """Refuse a folder that an adapter cannot be added to: the given one, else what the adapter names."""
     adapter, base = inputs.get("adapter"), config.base
     if base is None and adapter is not None:
         base = recorded_base(adapter.path)

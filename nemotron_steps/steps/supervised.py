@@ -53,8 +53,7 @@ if TYPE_CHECKING:
 def trained_on_chats(
     context: StepContext[Any], config: SftConfig
 ) -> Iterator[tuple[Policy, ChatFormat, dict[str, Any]]]:
-    """A model trained on data.train and measured on data.validation: (policy, which lives until the block ends; its
-    chat format; summary)."""
+    """A model trained on data.train: (policy, which lives until the block ends; its chat format; summary)."""
     check_placement(config, {})
     if config.policy.checkpoint is None and config.from_scratch is None:
         raise nothing_to_train()
@@ -89,8 +88,7 @@ def trained_on_chats(
 
 
 def _read_examples(path: str, chat: ChatFormat, max_length: int) -> tuple[Sequence[SftExample], int, int]:
-    """Packed rows or sequences of chats, whichever the file has, how many rows or chats these are, and how many chats
-    were left out for being too long."""
+    """Packed rows or sequences of chats, how many rows or chats these are, and how many were too long."""
     file = Path(path)
     first = next((row for _, row in lines.read_rows(file)), {}) if file.is_file() else {}
     if sniff_row(first) != "packed_chats":

@@ -98,6 +98,7 @@ def test_a_reference_at_a_bound_key_feeds_the_input(cli: Cli, workplace: Path, v
     store = ArtifactStore(workplace / "home")
     (edge,) = store.find("toy/train/model").inputs
     assert (edge.port, edge.digest) == ("rows", store.find(name).digest)
+    assert f"rows = {edge.ref}" in cli("artifacts", "show", "toy/train/model").out
 
 
 def test_splits_of_a_reference_are_those_its_keys_take(cli: Cli, workplace: Path) -> None:

@@ -43,7 +43,7 @@ CASES = (
     ("steps run rl/nemo_rl/rlvr --over grpo.se", "grpo.seed=", "grpo.max_num_steps="),
     ("steps run rl/nemo_rl/rlvr --input policy=e", "policy=env.toml", "prompts="),
     ("steps run rl/nemo_rl/rlvr -c ./o", "./own.yaml", "one_gpu"),
-    ("steps artifacts diff rows:v1 rows:", "rows:v1", "rows"),
+    ("steps artifacts lineage rows:", "rows:v1", "rows"),
     ("steps status 2026", RUN, "latest"),
 )
 

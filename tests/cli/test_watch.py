@@ -44,14 +44,14 @@ def test_a_run_that_failed_ends_the_watch_as_it_ended(cli: Cli) -> None:
     assert cli("watch", "--once").code == 0
 
 
-def test_on_a_terminal_it_redraws_and_q_leaves_the_run_at_work(workplace: Path) -> None:
+def test_on_a_terminal_it_redraws_and_ctrl_c_leaves_the_run_at_work(workplace: Path) -> None:
     run = start(20.0, 200)
     leader, terminal = pty.openpty()
     try:
         process = subprocess.Popen([*STEPS, "watch"], stdin=terminal, stdout=terminal, stderr=subprocess.STDOUT)
         os.close(terminal)
-        said = read_until(leader, "q leave")
-        os.write(leader, b"q")
+        said = read_until(leader, "reward")
+        process.send_signal(signal.SIGINT)
         said += read_until(leader, "goes on")
         assert process.wait(20) == 0
         assert "reward" in said and run.poll() is None

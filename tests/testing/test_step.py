@@ -22,7 +22,6 @@ BEGUN_ONCE = """\
     begun.touch()
 """
 AT = "    at: float = Field(default_factory=__import__('time').time)\n"
-HERE = "    here: str = Field(default_factory=__import__('os').getcwd)\n"
 LAZILY = "words = __import__('importlib').import_module('.'.join(['toykit', 'words']))\n"
 OTHER = '[step]\nid = "toykit/shorten"\n[[produces]]\ntype = "training_jsonl"\n'
 
@@ -60,7 +59,6 @@ STATIC: dict[str, tuple[Change, ...]] = {
 }
 
 RUN: dict[str, tuple[Change, ...]] = {
-    "show_and_help_render": swap("Keeps the first rows.", "Keeps\\u001b[2J the first rows.", TOML),
     "dry_run_needs_no_data": (
         ("toykit/pack/configs/toykit/shorten/large.yaml", "", "count: 9\ninputs: {rows: {step: no/such_step}}\n"),
     ),
@@ -85,9 +83,7 @@ RUN: dict[str, tuple[Change, ...]] = {
         "    asked.connect(('192.0.2.1', 9))\n    asked.close()\n"
     ),
     "keeps_secrets_out": swap('{"text": words', '{"key": __import__("os").environ.get("KIT_API_KEY"), "text": words'),
-    "key_knows_every_parameter": swap("count: PositiveInt = 3", "count: Annotated[PositiveInt, OPERATIONAL] = 3"),
     "key_knows_the_code": swap("from toykit import words\n", LAZILY),
-    "key_ignores_where_it_runs": swap("    count: PositiveInt = 3", HERE + "    count: PositiveInt = 3"),
 }
 """Check → what breaks it, of those that run the step."""
 
@@ -98,7 +94,7 @@ BAD_INPUT: dict[str, tuple[Change, ...]] = {
 }
 """Of those that feed it what is broken; the toy has a type of its own, for which nothing else looks."""
 
-SLOW = {"show_and_help_render", "dry_run_needs_no_data", "resumes_after_a_kill", "stops_when_asked"} | {
+SLOW = {"dry_run_needs_no_data", "resumes_after_a_kill", "stops_when_asked"} | {
     name for name in SUITE.checks if name.endswith("_is_told")
 }
 """Checks with processes of their own, which are asked only of the toys that are about them."""

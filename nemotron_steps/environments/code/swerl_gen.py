@@ -6,6 +6,7 @@ answer made them so. Tests are graded as those of `swe_agent` (swe/grading.py).
 Everything runs in the row's container image of the repository; this package ships none.
 """
 
+import asyncio
 import hashlib
 import json
 import re
@@ -30,8 +31,8 @@ from nemotron_steps.environments.swe.harness import tests_of
 from nemotron_steps.environments.text.extraction import fenced_blocks
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.base import MIB
-from nemotron_steps.sandbox.container_session import ContainerSession
 from nemotron_steps.sandbox.containers import check_engine
+from nemotron_steps.sandbox.session import ContainerSession
 
 SETUP_FAILED = "setup_failed"
 PATCH_NOT_APPLICABLE = "patch_not_applicable"
@@ -155,7 +156,7 @@ class SwerlGen(Environment):
 
     def _container(self, row: Row) -> ContainerSession:
         limits = Limits(
-            wall_s=self.config.sandbox_timeout,
+            wall_s=10 * self.config.sandbox_timeout,
             cpu_s=int(self.config.sandbox_timeout) * 8,
             memory_bytes=self.config.memory_mib * MIB,
             processes=1024,
@@ -163,7 +164,8 @@ class SwerlGen(Environment):
             output_bytes=32 * MIB,
             open_files=4096,
         )
-        return ContainerSession(self.config.engine, str(row["metadata"]["image"]), limits=limits)
+        engine, image, alone = self.config.engine, str(row["metadata"]["image"]), asyncio.Semaphore(1)
+        return ContainerSession(engine, image, alone, limits=limits, command_s=self.config.sandbox_timeout)
 
     async def _lay_patch(self, container: ContainerSession, instance: dict[str, Any], patch: str | None) -> None:
         if instance.get("setup_script"):

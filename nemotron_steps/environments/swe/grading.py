@@ -22,8 +22,7 @@ from nemotron_steps.environments.swe.expectations import RECORD_BYTES, Findings
 from nemotron_steps.environments.swe.harness import test_run
 from nemotron_steps.environments.swe.working_copy import Changes, WorkingCopy, is_test
 from nemotron_steps.sandbox.base import Outcome
-from nemotron_steps.sandbox.container_session import SandboxSession
-from nemotron_steps.sandbox.session import SessionOverError
+from nemotron_steps.sandbox.session import ServedSession, SessionOverError
 
 TESTS = "{tests}"
 """Stands in a test command for the test files' paths. A command without it names its tests itself."""
@@ -78,14 +77,14 @@ class Graded:
 class Ready:
     """A repository in a session, with the changes and the tests as they were written."""
 
-    session: SandboxSession
+    session: ServedSession
     root: str
     modules: Sequence[str]
 
 
 def prepared(
-    session: Callable[[], SandboxSession],
-    copy: Callable[[SandboxSession], WorkingCopy],
+    session: Callable[[], ServedSession],
+    copy: Callable[[ServedSession], WorkingCopy],
     changes: Changes,
     tests: HiddenTests,
 ) -> Prepare:

@@ -36,8 +36,7 @@ from nemotron_steps.environments.swe.harness import GONE, TOOLS, tests_of
 from nemotron_steps.environments.swe.working_copy import Changes, FilesCopy, ImageCopy, WorkingCopy
 from nemotron_steps.sandbox.base import MIB, Limits, Outcome
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
-from nemotron_steps.sandbox.container_session import ApptainerSession, ContainerSession, SandboxSession
-from nemotron_steps.sandbox.session import BubblewrapSession, SessionOverError
+from nemotron_steps.sandbox.session import BubblewrapSession, ContainerSession, ServedSession, SessionOverError
 
 AGENT_TIMEOUT = "agent_timeout"
 AGENT_OUT_OF_MEMORY = "agent_out_of_memory"
@@ -228,13 +227,13 @@ class SweAgent(Environment):
             self._verdicts.popitem(last=False)
         return verdict
 
-    def _copy_in(self, row: Row, session: SandboxSession) -> WorkingCopy:
+    def _copy_in(self, row: Row, session: ServedSession) -> WorkingCopy:
         shown = self.config.shown_characters
         if row.get("files") is not None:
             return FilesCopy(session, row["files"], shown)
         return ImageCopy(session, self.config.repository, str(row.get("base_commit") or ""), shown)
 
-    def _session(self, row: Row, wall_s: float, output_bytes: int = MIB) -> SandboxSession:
+    def _session(self, row: Row, wall_s: float, output_bytes: int = MIB) -> ServedSession:
         limits = Limits(
             wall_s=wall_s,
             cpu_s=int(wall_s) + 1,
@@ -246,11 +245,8 @@ class SweAgent(Environment):
         )
         if row.get("files") is not None:
             return BubblewrapSession(self._bubblewrap, limits=limits, command_s=self.config.command_timeout_s)
-        if self.config.engine == "apptainer":
-            return ApptainerSession(
-                self._image(row), self._bubblewrap.slots, limits=limits, command_s=self.config.command_timeout_s
-            )
-        return ContainerSession(self.config.engine, self._image(row), limits=limits, session_s=wall_s)
+        engine, image, slots = self.config.engine, self._image(row), self._bubblewrap.slots
+        return ContainerSession(engine, image, slots, limits=limits, command_s=self.config.command_timeout_s)
 
     def _image(self, row: Row) -> str:
         image = row.get("image") or row.get("image_name") or row.get("docker_image")

@@ -23,7 +23,7 @@ from typing import Any
 from nemotron_steps.environments.swe.harness import command_text, replaced, shortened, view_text
 from nemotron_steps.errors import SandboxError
 from nemotron_steps.sandbox.base import Outcome, SandboxResult
-from nemotron_steps.sandbox.container_session import SandboxSession
+from nemotron_steps.sandbox.session import ServedSession
 
 STEERING = frozenset(
     {
@@ -103,7 +103,7 @@ class Changes:
 class WorkingCopy(ABC):
     """A repository in a session that has been entered; the agent sees `shown` characters of an output."""
 
-    def __init__(self, session: SandboxSession, root: str, shown: int) -> None:
+    def __init__(self, session: ServedSession, root: str, shown: int) -> None:
         self.session = session
         self.root = root
         self._shown = shown
@@ -177,7 +177,7 @@ class WorkingCopy(ABC):
 class FilesCopy(WorkingCopy):
     """A repository out of a row's `files`."""
 
-    def __init__(self, session: SandboxSession, files: Mapping[str, str], shown: int) -> None:
+    def __init__(self, session: ServedSession, files: Mapping[str, str], shown: int) -> None:
         super().__init__(session, FILES_ROOT, shown)
         self._files = files
 
@@ -228,7 +228,7 @@ class FilesCopy(WorkingCopy):
 class ImageCopy(WorkingCopy):
     """A repository that is in a container image, at `root`, with its git metadata."""
 
-    def __init__(self, session: SandboxSession, root: str, base_commit: str, shown: int) -> None:
+    def __init__(self, session: ServedSession, root: str, base_commit: str, shown: int) -> None:
         super().__init__(session, root, shown)
         self._base = base_commit or "HEAD"
 

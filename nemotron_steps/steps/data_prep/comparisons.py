@@ -109,7 +109,6 @@ class Assessment:
     """Characters from the start that agree with the reference answer."""
     length: int
     work: str
-    """The check as the judge writes it down."""
 
     @property
     def score(self) -> int:
@@ -124,15 +123,10 @@ class Assessment:
 
 RANKINGS = {-3: 1, -2: 2, -1: 3, 1: 4, 2: 5, 3: 6}
 SCORES = {1: (4, 3), 2: (4, 2), 3: (5, 1)}
-"""Strength of a preference → scores of the better and the worse answer."""
 
 
 def comparison_rows(config: ComparisonConfig) -> RowFunction:
-    """Of the user's own pairs: a comparison chat each, ties left out, as the judge's scale has none.
-
-    The verdict follows the preference: its ranking is the preference on the judge's scale, 1 (the first is much better)
-    to 6; its scores are `helpfulness_1` and `helpfulness_2`, else as far apart as the preference is strong.
-    """
+    """Of the user's own pairs: a comparison chat each, its ranking the preference, 1 (the first much better) to 6."""
 
     def become(where: str, row: Row) -> list[Row]:
         pair = answer_pair(row, where)

@@ -1,7 +1,5 @@
-"""data_prep/difficulty: prompts sorted by how often a policy solves them, the always solved ones left out.
-
-Rates are kept as they come in `work`, so a killed run goes on; what is sampled for a prompt does not depend on that.
-"""
+"""data_prep/difficulty: prompts sorted by how often a policy solves them, the always solved ones left out. A killed run
+goes on: rates are kept in `work` as they come."""
 
 import asyncio
 import csv
@@ -28,7 +26,6 @@ from nemotron_steps.steps.data_prep.blends.splits import PROMPT_FILES, Split
 ORDER = "pass_rate"
 """The attribute `order` of what this step writes; sorted data is not to be shuffled (resolver/checks.py)."""
 FIELD = "curriculum"
-"""What each row gets: pass_rate, mean_reward and samples."""
 _REPORT_EVERY = 50
 
 Outcome = Literal["kept", "always_solved", "never_solved", "unrated"]

@@ -1,8 +1,5 @@
-"""Questions of reasoning-gym, the forms they are asked in, and answers as a model of middling skill would give them.
-
-A question's split follows from its text alone (a hash), never from the order in which it was drawn. The same question
-under another form is graded by another environment, so that stages of a curriculum can differ in what they reward.
-"""
+"""Questions of reasoning-gym, the forms they are asked in, and answers as a model of middling skill would give them. A
+question's split follows from a hash of its text alone."""
 
 from __future__ import annotations
 
@@ -149,7 +146,6 @@ class Question:
     answer: str
     metadata: Mapping[str, Any]
     asked: Asked = Asked()
-    """The form it has in `text`."""
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -1,17 +1,12 @@
-"""Tool calls that a model made up: variants of the right action that are wrong in one named way.
-
-Every variant is graded by the environment itself: what it would reward is not rejected. The wrong names and
-values come from the other rows wherever they can, so that they look right and are not.
-"""
+"""Tool calls that a model made up: variants of the right action that are wrong in one named way, with names and values
+of other rows. What the environment would reward is not rejected."""
 
 import asyncio
-import heapq
 import json
 import random
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
 from typing import Any
 
 from nemotron_steps.config.schema.tool_preferences import Hallucination
@@ -26,40 +21,8 @@ Calls = list[tuple[str, dict[str, Any]]]
 """(tool name, arguments) of every call of a turn."""
 
 REDRAWS = 12
-ROOM = 1 << 18
-"""Bytes for the values of one argument that may be borrowed, about 2,000 short ones: they stay in memory."""
-_OVERHEAD = 100
-"""Bytes that a value takes beside its text."""
-
-
-class _Distinct:
-    """The distinct values of one argument, or as many as there is room for."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, Any] = {}
-        self._largest: list[tuple[int, str]] = []  # a heap of (-digest, text)
-        self._used = 0
-        self._below = 1 << 64
-
-    def add(self, value: Any) -> None:
-        text = json.dumps(value, sort_keys=True)
-        cost = len(text) + _OVERHEAD
-        if text in self._kept or cost > ROOM // 16:
-            return
-        digest = int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
-        if digest >= self._below:
-            return
-        self._kept[text] = value
-        heapq.heappush(self._largest, (-digest, text))
-        self._used += cost
-        while self._used > ROOM:
-            negative, gone = heapq.heappop(self._largest)
-            del self._kept[gone]
-            self._used -= len(gone) + _OVERHEAD
-            self._below = -negative
-
-    def in_order(self) -> list[Any]:
-        return [self._kept[text] for text in sorted(self._kept)]
+MOST_VALUES, LONGEST_VALUE = 2_000, 16_000
+"""Values of one argument that may be borrowed, the first different ones, and the longest in characters of JSON."""
 
 
 class HallucinationMaker:
@@ -69,18 +32,20 @@ class HallucinationMaker:
         self._grader = SingleStepToolUse(SingleStepToolUseConfig(), {})
         tools: set[str] = set()
         arguments: set[str] = set()
-        values: dict[str, _Distinct] = defaultdict(_Distinct)
+        values: dict[str, dict[str, Any]] = defaultdict(dict)
         for row in rows:
             for tool in tools_of(row):
                 tools.add(tool["name"])
                 arguments.update(properties_of(tool))
             for _, given in calls_of(row):
                 for name, value in given.items():
-                    values[name].add(value)
+                    text = json.dumps(value, sort_keys=True)
+                    if len(values[name]) < MOST_VALUES and len(text) < LONGEST_VALUE:
+                        values[name][text] = value
         # Sorted: what is drawn depends on the seed and the rows alone.
         self._tools = sorted(tools)
         self._arguments = sorted(arguments)
-        self._values = {name: found.in_order() for name, found in values.items()}
+        self._values = {name: [found[text] for text in sorted(found)] for name, found in values.items()}
 
     def borrowed(self, argument: str) -> Sequence[Any]:
         """Values of an argument that other rows give it, in a fixed order."""
@@ -102,7 +67,6 @@ class HallucinationMaker:
         return verdict.reward
 
     def _altered(self, kind: Hallucination, row: Row, rng: random.Random) -> Calls | None:
-        """The expected calls with one of them changed."""
         calls = calls_of(row)
         if not calls:
             return None

@@ -1,8 +1,5 @@
-"""data_prep/sft_packing: chats tokenised and packed into rows of one length, ahead of training.
-
-Chats are tokenised in shards by several processes, then packed window by window: memory does not grow with the data,
-and what comes out depends on the chats and the config alone.
-"""
+"""data_prep/sft_packing: chats tokenised in shards by several processes, and packed window by window into rows of one
+length, ahead of training."""
 
 import shutil
 from array import array
@@ -123,8 +120,7 @@ def encoded_rows(tokenizer: str, packing: PackingConfig) -> RowFunction:
 
 
 def pack_file(source: Path, target: Path, packing: PackingConfig) -> dict[str, int | float]:
-    """Pack the tokenised chats of a file, those of a row in their order. Returns counts, and the share of the rows'
-    room that tokens fill."""
+    """Pack the tokenised chats of a file. Returns counts, and the share of the rows' room that tokens fill."""
     counts = {"sequences": 0, "rows": 0, "tokens": 0, "trained_tokens": 0}
     with target.open("wb", buffering=1 << 20) as out:
         for window in _windows(source, max(WINDOW_TOKENS, WINDOW_ROWS * packing.pack_size)):

@@ -29,8 +29,7 @@ from nemotron_steps.steps.data_prep.hallucinations import Calls, HallucinationMa
 
 
 def run(context: StepContext[ToolPreferencePrepConfig]) -> None:
-    """Write the `preferences` output. In memory are places of rows, one row, names of tools and
-    arguments, and of each argument as many values as hallucinations.ROOM holds."""
+    """Write the `preferences` output. Of the source one row is in memory, and names and values to borrow."""
     config, folder = context.config, context.outputs["preferences"].path
     rows = PromptRows(usable_rows(context))
     # Whole conversations in an order drawn from the seed.
@@ -180,7 +179,6 @@ class _Task:
     description: str
     request: str
     parameters: Mapping[str, str]
-    """Argument → what kind of value it takes."""
 
 
 _TASKS = (

@@ -27,7 +27,6 @@ class BlendEntry(Section):
     weight: PositiveFloat = 1.0
     """1 takes every row once, less that share of them, more repeats rows in training."""
     text_field: str | None = None
-    """What a blend for pre-training tokenises; rows of chats and prompts are whole."""
 
 
 class _BlendFile(Section):

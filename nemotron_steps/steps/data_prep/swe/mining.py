@@ -1,7 +1,4 @@
-"""Mining: faults that a package's tests notice, each proven in the sandbox.
-
-A fault that no test notices, or that keeps the tests from ending, makes no task.
-"""
+"""Mining: faults that a package's tests notice, each proven in the sandbox."""
 
 import difflib
 import hashlib
@@ -26,7 +23,6 @@ AGENT = "swe_agent"
 STEPS_AGENT = "swe_pivot_simple_agent"
 _ERROR = re.compile(r"^(?:E\s+)?(\w*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.MULTILINE)
 NAMED = 5
-"""Failing tests that an issue names."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,6 @@ class Task:
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
     error: str
-    """The first failing test's."""
 
 
 class Miner:
@@ -138,7 +133,6 @@ def row_of(task: Task, config: SweTasksConfig) -> Row:
 
 
 def _patch(mutation: Mutation, correct: str) -> str:
-    """The diff that undoes a fault."""
     before, after = mutation.source.splitlines(keepends=True), correct.splitlines(keepends=True)
     lines = difflib.unified_diff(before, after, f"a/{mutation.path}", f"b/{mutation.path}")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)

@@ -119,7 +119,6 @@ FUNCTIONS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "same": ("==", operator.eq),
     "unlike": ("!=", operator.ne),
 }
-"""Name of a made-up function → its operator, and what that does."""
 CASES = ((7, 2), (2, 7), (6, 6), (5, 3), (1, 4))
 """Arguments that made-up tests try. Two operators that agree on all of them make a fault that no test can notice."""
 _LETTERS = "abcdefghijkmnpqrstuvwxyz"
