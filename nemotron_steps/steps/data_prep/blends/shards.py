@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from nemotron_steps.artifacts.files import storage_errors, to_json_bytes, write_atomic
-from nemotron_steps.engine.workers.lifetime import end_with_parent
+from nemotron_steps.engine.workers.workers import end_with_parent
 from nemotron_steps.errors import DataError, WorkerLostError
 from nemotron_steps.rows.lines import Row, parse_row
 from nemotron_steps.steps.data_prep.blends import formats
