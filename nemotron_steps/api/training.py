@@ -20,7 +20,6 @@ from nemotron_steps.api.planned import (
     Overrides,
     Planned,
     Runnable,
-    arguments_of,
     override_list,
     override_value,
     request_for,
@@ -227,7 +226,6 @@ class _Graded(_Asked):
 
     DATA = "prompts"
 
-    @arguments_of(_Asked.__init__)
     def __init__(
         self,
         model: Input,

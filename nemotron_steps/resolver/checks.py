@@ -17,8 +17,6 @@ from nemotron_steps.config.layout.model_limits import POLICY, lengths_of, limit_
 from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.config.layout.other_models import ModelViolations, teacher_violations
 from nemotron_steps.config.layout.parallel_config import TEACHERS, ParallelConfig, read_teachers
-from nemotron_steps.config.names import nearest
-from nemotron_steps.errors import did_you_mean
 from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.resolver.layout import (
     generators_have_gpus,
@@ -94,6 +92,13 @@ class CheckSubject:
         """What set a config key."""
         return self.config.origin(key)
 
+    def problem(
+        self, kind: type[PlanProblem], what: str, port: str | None = None, key: str | None = None, **said: Any
+    ) -> PlanProblem:
+        """What is wrong with the artifact at a port, or with the step, as a config key says."""
+        at = self.key if port is None else f"{self.key}.{port}"
+        return kind(what, chain=(at,), where=self.where(key) if key else None, **said)
+
     def folder(self, port: str) -> str | None:
         """The user's folder whose config.json and tokenizer the model of a port has; None where there is none."""
         return self.origins[port].folder if port in self.origins else None
@@ -124,8 +129,8 @@ class CheckSubject:
     @property
     def turn_ends(self) -> dict[str, tuple[str, ...]]:
         """Port of a model that writes chats → the tokens that end its turns, where they are recorded."""
-        recorded = ((port, self.recorded(port).get("turn_ends")) for _, port, _ in self.models)
-        return {port: tuple(ends) for port, ends in recorded if ends}
+        recorded = {port: tuple(self.recorded(port).get("turn_ends") or ()) for _, port, _ in self.models}
+        return {port: ends for port, ends in recorded.items() if ends}
 
     @cached_property
     def models(self) -> list[tuple[str, str, ModelSpec]]:
@@ -151,13 +156,8 @@ def check_parameters(manifest: StepManifest, config: StepConfig, key: str) -> It
     for index, parameter in enumerate(manifest.parameters):
         name, flat = parameter.name, config.flat
         if config.has_key is not None and not config.has_key(name):
-            yield ParameterProblem(
-                f"parameter '{name}' of {manifest.id} is not a key of its config",
-                chain=(key,),
-                where=manifest.where("parameters", index, "name"),
-                expected=f"a key of {manifest.step.config_schema or 'its config model'}",
-                hints=did_you_mean(nearest(name, flat, 1)),
-            )
+            what, where = f"parameter '{name}' of {manifest.id} is not a key of its config", "name"
+            yield ParameterProblem(what, chain=(key,), where=manifest.where("parameters", index, where))
         elif name in flat and not parameter.allows(flat[name]):
             choices = [_shown(choice) for choice in parameter.choices]
             yield ParameterProblem(
@@ -263,14 +263,8 @@ def model_limits(subject: CheckSubject) -> Iterator[PlanProblem]:
     """Models have the positions for what is asked of them, and a chat template (config/layout/model_limits.py)."""
     for key, port, model in subject.models:
         for each in limit_violations(key, port, model, subject.config.flat.get, subject.folder(port)):
-            yield ModelLimitProblem(
-                each.what,
-                chain=(f"{subject.key}.{port}",),
-                where=subject.where(each.where or key),
-                expected=each.expected,
-                found=each.found,
-                hints=each.hints,
-            )
+            said = {"expected": each.expected, "found": each.found, "hints": each.hints}
+            yield subject.problem(ModelLimitProblem, each.what, port, each.where or key, **said)
 
 
 def models_are_described(subject: CheckSubject) -> Iterator[PlanProblem]:
@@ -319,9 +313,10 @@ def chats_can_be_written(subject: CheckSubject) -> Iterator[PlanProblem]:
         missing = [role for role in attributes.get("roles", ()) if role not in written]
         if missing:
             named = " and ".join(role if role == "tools" else f"{role} messages" for role in missing)
-            yield ModelLimitProblem(
+            yield subject.problem(
+                ModelLimitProblem,
                 f"'{port}' of {subject.key} has {named}, which the chat template of '{policy}' does not write",
-                chain=(f"{subject.key}.{policy}",),
+                policy,
                 expected=", ".join(attributes["roles"]),
                 found=", ".join(recorded["chat_roles"]) or "no message of any role",
                 hints=(
@@ -345,10 +340,11 @@ def prompts_are_graded(subject: CheckSubject) -> Iterator[PlanProblem]:
         environment = "genrm_compare" if compared else "NAME   # one that `steps env list` shows"
         by_environment = f"{key}=false env.environment={environment}"
         by_function = ["reward=FILE.py:FUNCTION"] if has_key is None or has_key("reward") else []
-        yield AttributeConflict(
+        yield subject.problem(
+            AttributeConflict,
             f"nothing grades '{port.name}' of {subject.key}: its rows name no agent, and the config no grader",
-            chain=(f"{subject.key}.{port.name}",),
-            where=subject.where(key),
+            port.name,
+            key,
             expected=f"{'a reward function, ' if by_function else ''}an environment for all rows, or agent_ref.name in "
             "each row",
             hints=(by_environment, *by_function) if compared else (*by_function, by_environment),
@@ -367,14 +363,15 @@ def judges_are_asked_as_trained(subject: CheckSubject) -> Iterator[PlanProblem]:
         told = {key: value for key, value in flat.items() if re.fullmatch(rf"{settings}\w+\.layout", key)}
         if trained not in (told.values() or ("roles",)):
             key = next(iter(told), f"{settings}genrm_compare.layout")
-            yield AttributeConflict(
-                f"'{port.name}' of {subject.key} was trained on comparisons laid out otherwise than it would be asked",
-                chain=(f"{subject.key}.{port.name}",),
-                where=subject.where(key),
-                expected=f"{key}={trained}",
-                found=str(told.get(key, "roles")),
-                hints=(f"{key}={trained}",),
+            what = (
+                f"'{port.name}' of {subject.key} was trained on comparisons laid out otherwise than it would be asked"
             )
+            said = {
+                "expected": f"{key}={trained}",
+                "found": str(told.get(key, "roles")),
+                "hints": (f"{key}={trained}",),
+            }
+            yield subject.problem(AttributeConflict, what, port.name, key, **said)
 
 
 def sorted_data_is_served_in_order(subject: CheckSubject) -> Iterator[PlanProblem]:
@@ -384,14 +381,9 @@ def sorted_data_is_served_in_order(subject: CheckSubject) -> Iterator[PlanProble
     for port in subject.manifest.consumes:
         order = subject.recorded(port.name).get("order")
         if order is not None:
-            yield AttributeConflict(
-                f"'{port.name}' of {subject.key} is sorted by {order}, and would be shuffled",
-                chain=(f"{subject.key}.{port.name}",),
-                where=subject.where("data.shuffle"),
-                expected="data.shuffle=false",
-                found="data.shuffle=true",
-                hints=("data.shuffle=false",),
-            )
+            what = f"'{port.name}' of {subject.key} is sorted by {order}, and would be shuffled"
+            said = {"expected": "data.shuffle=false", "found": "data.shuffle=true", "hints": ("data.shuffle=false",)}
+            yield subject.problem(AttributeConflict, what, port.name, "data.shuffle", **said)
 
 
 CHECKS: tuple[Check, ...] = (

@@ -138,74 +138,50 @@ class Sources:
         self._describe_input = describe_input
         self._newest = newest
         self._described: dict[tuple[str, str], SuppliedInput | None] = {}
-        self._bare: dict[tuple[str, str], str] = {}
-        """(node key, port) → reference of an `--input` without a step."""
-        for port, reference in request.inputs.items():
-            if "." not in port or any(port in node.manifest.inputs for _, node in asked):
-                for node in self._owners(port, reference):
-                    self.used.add(port)
-                    self._bare[node.key, port] = reference
-
-    def _owners(self, port: str, reference: str) -> list[Node]:
-        """The steps a bare `--input` is for: those with that port that nothing else of the request would feed."""
-        where = f"--input {port}={reference}"
-        having = [(goal, node) for goal, node in self.asked if port in node.manifest.inputs]
-        if not having and self.asked:
-            known = sorted({name for _, node in self.asked for name in node.manifest.inputs})
-            close = tuple(f"--input {name}={reference}" for name in meant(port, known)[:2])
-            self.graph.report(
-                UnknownPort(
-                    f"no step of the request has an input '{port}' under its config",
-                    where=where,
-                    expected=" or ".join(known) or "no inputs at all",
-                    found=port,
-                    hints=close or (f"steps show {self.asked[-1][1].manifest.id}",),
-                )
-            )
-        if len(having) < 2:
-            return [node for _, node in having]
-        if self.request.chained:
-            unfed, before = [], Chain(self.types)
-            for _, node in self.asked:
-                if port in node.manifest.inputs and not before.candidates(node.manifest.inputs[port]):
-                    unfed.append(node)
-                before.add(node.key, node.manifest)
-        else:
-            unfed = [n for goal, n in having if port not in goal.wired or goal.wired[port].stage in self._earlier]
-        if not unfed:
-            self.graph.report(
-                AmbiguousSource(
-                    f"several steps of the request have an input '{port}', and each is fed by another step",
-                    where=where,
-                    expected="STEP.PORT",
-                    found=port,
-                    hints=tuple(f"--input {node.at(port)}={reference}" for _, node in having),
-                )
-            )
-        return unfed
 
     def report_unused(self) -> None:
-        """Report every `--input STEP.PORT` that no step of the plan took."""
-        steps = [node for node in self.graph.nodes.values() if not node.inserted]
+        """Report every `--input` that no step of the plan took."""
+        nodes = [node for node in self.graph.nodes.values() if not node.inserted]
+        known = [port for _, node in self.asked for port in node.manifest.inputs]
+        known += [node.at(port) for node in nodes for port in node.manifest.inputs] if len(nodes) > 1 else []
+        known = sorted(set(known))
         for target, reference in self.request.inputs.items():
-            step, _, port = target.rpartition(".")
-            if not step or target in self.used:
+            if target in self.used or not self.asked:
                 continue
-            where = f"--input {target}={reference}"
-            owners = [node for node in steps if step in (node.key, node.manifest.id)]
-            for node in owners:
-                self._unknown_input(node, port, where)
-            if not owners:
-                keys = sorted(node.key for node in steps)
-                self.graph.report(
-                    UnknownPort(
-                        f"no step of the plan is called '{step}'",
-                        where=where,
-                        expected=" or ".join(keys) or "a step of the plan",
-                        found=step,
-                        hints=tuple(f"--input {name}.{port}={reference}" for name in meant(step, keys)[:2]),
-                    )
+            what = f"no step of the request has an input '{target}' under its config"
+            close = meant(target, known)[:2]
+            if target in known:
+                what = f"several steps have an input '{target}', and each is fed by another step"
+                close = [name for name in known if name.endswith(f".{target}")]
+            self.graph.report(
+                UnknownPort(
+                    what,
+                    where=f"--input {target}={reference}",
+                    expected=" or ".join(known) or "no inputs at all",
+                    found=target,
+                    hints=[f"--input {name}={reference}" for name in close]
+                    or [f"steps show {node.manifest.id}" for _, node in self.asked[-1:]],
                 )
+            )
+
+    def _given(self, node: Node, port: Consumes, goal: Goal | None) -> str | None:
+        """The reference that an `--input` gives a port; one without a step is for every step asked for that nothing
+        else of the request would feed."""
+        for target in (node.at(port.name), f"{node.manifest.id}.{port.name}"):
+            if target in self.request.inputs:
+                self.used.add(target)
+                return self.request.inputs[target]
+        if goal is None or port.name not in self.request.inputs:
+            return None
+        wired = goal.wired.get(port.name)
+        fed = (wired is not None and wired.stage not in self._earlier) or self._in_chain(port) != []
+        if fed and sum(port.name in each.manifest.inputs for _, each in self.asked) > 1:
+            return None
+        self.used.add(port.name)
+        return self.request.inputs[port.name]
+
+    def _in_chain(self, port: Consumes) -> list[tuple[StepOutput, str]]:
+        return self.chain.candidates(port) if self.request.chained else []
 
     def feed(self, node: Node, goal: Goal | None) -> None:
         """Find a source for every port of a step. `goal` is None for a step that a config asked for."""
@@ -225,7 +201,7 @@ class Sources:
                 node.inputs[port.name] = source
             elif port.required and port.name not in node.failed and node.composed:
                 self._missing(node, port, goal)
-        if goal is not None and self.request.chained:
+        if goal is not None:
             self.chain.add(node.key, node.manifest)
 
     def _name_sources_of_config(self, node: Node) -> None:
@@ -247,11 +223,7 @@ class Sources:
         value = node.config.flat.get(key)
         is_set = isinstance(value, str) and bool(value) and not is_placeholder(value)
         overridden = is_set and (node.config.origin(key) or "").startswith("override")
-        reference = self._bare.get((node.key, port.name))
-        for target in (f"{node.manifest.id}.{port.name}", node.at(port.name)):
-            if target in self.request.inputs:
-                self.used.add(target)
-                reference = self.request.inputs[target]
+        reference = self._given(node, port, goal)
         wired = goal.wired.get(port.name) if goal is not None else None
         of_config = node.config.inputs.get(port.name)
         where = None if reference is None else f"--input {port.name}={reference}"
@@ -279,10 +251,12 @@ class Sources:
             return self._from_config_key(node, port, key, str(value))
         if goal is not None and wired is not None:
             return self._from_stage(node, port, wired, goal.where.get(port.name))
-        if goal is not None and self.request.chained:
-            source = self._from_chain(node, port)
-            if source is not None or port.name in node.failed:
-                return source
+        candidates = [] if goal is None else self._in_chain(port)
+        if len(candidates) > 1:
+            hint = f"--input {self._target(node, port.name)}=PATH"
+            return self._ambiguous(node, port, [self.graph.label(each) for each, _ in candidates], None, [hint])
+        if candidates:
+            return self._fit(node, port, *candidates[0], None)
         by_variable = is_set and bool(node.config.variables.get(key))
         if of_config is not None and not by_variable:
             return self._from_config_source(node, port, of_config)
@@ -413,15 +387,6 @@ class Sources:
             return self._ambiguous(node, port, [producer.at(name) for name in best], where, wirings)
         return self._fit(node, port, StepOutput(producer.key, best[0]), outputs[best[0]].type, where)
 
-    def _from_chain(self, node: Node, port: Consumes) -> InputSource | None:
-        candidates = self.chain.candidates(port)
-        if not candidates:
-            return None
-        if len(candidates) > 1:
-            labels = [self.graph.label(source) for source, _ in candidates]
-            return self._ambiguous(node, port, labels, None, [f"--input {self._target(node, port.name)}=PATH"])
-        return self._fit(node, port, *candidates[0], None)
-
     def _fit(
         self, node: Node, port: Consumes, source: InputSource, found: str | None, where: str | None
     ) -> InputSource | None:
@@ -490,7 +455,7 @@ class Sources:
             source=label,
             expected=port.type + (f": rows like {ROWS[port.type]}" if port.type in ROWS else ""),
             found=shown,
-            hints=(_what_makes(port),),
+            hints=self._made_by(node, port),
         )
 
     def _ambiguous(
@@ -523,13 +488,28 @@ class Sources:
 
     def _missing(self, node: Node, port: Consumes, goal: Goal | None) -> None:
         """Nothing feeds a required port."""
-        hints = [f"--input {self._target(node, port.name)}{'.NAME' if port.many else ''}=PATH", _what_makes(port)]
+        hints = [f"--input {self._target(node, port.name)}{'.NAME' if port.many else ''}=PATH"]
         if goal is not None and port.bindings and not port.many:
             stage = "" if self.request.chained else f"{node.key}."
-            hints.insert(1, f"{stage}{next(iter(port.bindings))}=PATH")
+            hints.append(f"{stage}{next(iter(port.bindings))}=PATH")
+        hints += self._made_by(node, port) if self.request.chained else []
         found = "no --input, no earlier step, no source in the config"
         what = f"nothing feeds '{port.name}' of {node.key}"
         self._fail(node, port, MissingInput, what, expected=_described(port), found=found, hints=hints)
+
+    def _made_by(self, node: Node, port: Consumes) -> list[str]:
+        """To paste: steps that make what a port takes, first those that make it of something else. Converters are left
+        out: they are inserted where they help."""
+        types = self.types
+        converters = {step for each in types.types.values() for step in (each.convert_to or {}).values()}
+        found = []
+        for step, manifest in self.graph.registry.steps.items():
+            makes_of_it = any(each.required and types.is_a(each.type, port.type) for each in manifest.consumes)
+            for output in manifest.produces:
+                if types.is_a(output.type, port.type) and step not in converters:
+                    found.append((makes_of_it, types.ancestors(output.type).index(port.type), step))
+        steps = list(dict.fromkeys(step for _, _, step in sorted(found)))[:2]
+        return [f"steps plan {step} {node.manifest.id}" for step in steps if step != node.manifest.id]
 
     def _target(self, node: Node, port: str) -> str:
         """How `--input` names a port: bare where only one of the steps asked for has it and is not wired to another."""
@@ -539,7 +519,3 @@ class Sources:
 
 def _described(port: Consumes) -> str:
     return port.type + (f" ({port.description.strip().rstrip('.')})" if port.description else "")
-
-
-def _what_makes(port: Consumes) -> str:
-    return f"steps list --produces {port.type}   # the steps that make one"
