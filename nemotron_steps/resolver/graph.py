@@ -91,14 +91,13 @@ class Graph:
         self._compose = compose
         self._conversions: dict[tuple[tuple[str, str | None], str, str | None], StepOutput] = {}
 
-    def find_step(self, step_id: str, where: str | None) -> StepManifest | None:
-        """A step's manifest; None after reporting that there is none. `where` is who asked for it."""
+    def find_step(self, step_id: str, where: str | None) -> StepManifest:
+        """A step's manifest. StepsError, at `where`, who asked for it, if there is none."""
         try:
             return self.registry.step(step_id)
         except StepsError as error:
             error.where = error.where or where
-            self.report(error)
-            return None
+            raise
 
     def report(self, error: StepsError) -> None:
         """Note an error; one that carries several is taken apart."""
