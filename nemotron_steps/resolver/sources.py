@@ -235,12 +235,13 @@ class Sources:
     def _given(self, node: Node, port: Consumes, goal: Goal | None, fed: bool) -> str | None:
         """The reference that an `--input` gives a port; one without a step is for every step asked for that nothing
         else of the request would feed."""
-        shared = fed and sum(port.name in each.manifest.inputs for _, each in self.asked) > 1
-        bare = [port.name] if goal is not None and not shared else []
-        for target in (node.at(port.name), f"{node.manifest.id}.{port.name}", *bare):
-            if target in self.request.inputs:
-                self._used.add(target)
-                return self.request.inputs[target]
+        for target in (node.at(port.name), f"{node.manifest.id}.{port.name}", port.name):
+            if target not in self.request.inputs or (target == port.name and goal is None):
+                continue
+            if target == port.name and fed and sum(target in each.manifest.inputs for _, each in self.asked) > 1:
+                continue
+            self._used.add(target)
+            return self.request.inputs[target]
         return None
 
     def _supplied(self, node: Node, port: Consumes, ref: str, where: str | None, key: str = "") -> InputSource:

@@ -111,12 +111,9 @@ def not_started(store: ArtifactStore, info: RunInfo) -> StepsError:
     from nemotron_steps.runs.launch import job_output
 
     printed, said = job_output(store, info)
-    return RequestError(
-        f"run '{info.id}' ended before it started",
-        where=shown_path(printed) if printed is not None else f"run {info.id}",
-        found="\n".join(map(printable, said)) or None,
-        hints=(f"steps run --resume {info.id}" + ("   # once that is mended" if said else ""),),
-    )
+    where = shown_path(printed) if printed is not None else f"run {info.id}"
+    found, hints = "\n".join(map(printable, said)) or None, (f"steps run --resume {info.id}",)
+    return RequestError(f"run '{info.id}' ended before it started", where=where, found=found, hints=hints)
 
 
 def shown_path(path: Path) -> str:

@@ -179,7 +179,7 @@ def test_a_run_that_never_began_is_told_with_what_its_job_said(
     printed.write_text(text)
     error = not_started(store, RunInfo(RUN))
     assert (error.found, error.where) == (found, f"home/runs/{RUN}/{name}")
-    assert error.hints == (f"steps run --resume {RUN}   # once that is mended",)
+    assert error.hints == (f"steps run --resume {RUN}",)
 
 
 def test_the_page_is_written_and_named(cli, workplace):
