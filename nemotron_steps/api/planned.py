@@ -103,23 +103,17 @@ def reference(given: Input) -> str:
         models = model_ports(made)
         port = models[0] if len(models) == 1 else "model"
         if port not in made:
-            raise RequestError(
-                f"run '{given.id}' has made {'several models' if models else 'no model'}",
-                expected="one of its outputs" if models else "a training that is done",
-                found=f"{given.status}: {', '.join(models or made) or 'no outputs'}",
-                hints=[f"result.outputs[{name!r}]" for name in made] or [f"steps status {given.id}"],
-            )
+            hints = [f"result.outputs[{name!r}]" for name in made] or [f"steps status {given.id}"]
+            what = f"run '{given.id}' has made {'several models' if models else 'no model'}"
+            found = f"{given.status}: {', '.join(models or made) or 'no outputs'}"
+            raise RequestError(what, found=found, hints=hints)
         given = made[port]
     if isinstance(given, Artifact):
         return given.ref
     if isinstance(given, str | os.PathLike):
         return os.fspath(given)
-    raise RequestError(
-        "an input is named, not handed over",
-        expected="a folder or file, or an artifact",
-        found=type(given).__name__,
-        hints=("model.save_pretrained('my-model')   # and the tokenizer; then 'my-model'",),
-    )
+    hints = ("model.save_pretrained('my-model')   # and the tokenizer; then 'my-model'",)
+    raise RequestError("an input is a folder, a file or an artifact", found=type(given).__name__, hints=hints)
 
 
 def over_texts(over: Over) -> list[str]:
@@ -130,12 +124,8 @@ def over_texts(over: Over) -> list[str]:
     for key, given in over.items():
         values = [] if isinstance(given, str | Mapping) or not isinstance(given, Iterable) else list(given)
         if not values:
-            raise RequestError(
-                "a step is fanned out over a list of values",
-                where=f"over[{key!r}]",
-                found=repr(given),
-                hints=(f"over={{{key!r}: [V1, V2]}}",),
-            )
+            hints = (f"over={{{key!r}: [V1, V2]}}",)
+            raise RequestError("a step is fanned out over a list of values", found=repr(given), hints=hints)
         named = (reference(each) if isinstance(each, Artifact) else each for each in values)
         texts.append(f"{key}={','.join(map(override_value, named))}")
     return texts
@@ -174,11 +164,8 @@ def override_value(value: Any) -> str:
         return "{" + ",".join(f"{key}: {override_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(override_value, value)) + "]"
-    raise RequestError(
-        "a config holds numbers, texts, lists and mappings",
-        expected="a value that a YAML file could have",
-        found=f"{value!r} ({type(value).__name__})",
-    )
+    found = f"{value!r} ({type(value).__name__})"
+    raise RequestError("a config holds numbers, texts, lists and mappings", found=found)
 
 
 class Runnable:
@@ -313,11 +300,8 @@ def run(
         profile, ignored = request.pop("profile", None), request.pop("ignore_checks", ())
         changed = [f"{name}={value!r}" for name, value in request.items() if value not in (None, (), [], {})]
         if changed:
-            raise RequestError(
-                "resume alone goes on with what that run was asked for; name the steps to change it",
-                found=", ".join(changed),
-                hints=(f"run('STEP', ..., resume={resume!r})",),
-            )
+            what = "resume alone goes on with what that run was asked for; name the steps to change it"
+            raise RequestError(what, found=", ".join(changed), hints=(f"run('STEP', ..., resume={resume!r})",))
         ignored = (ignored,) if isinstance(ignored, str) else tuple(ignored)
         wanted = request_of_run(session, resume, profile=profile, ignore_checks=ignored)
     return run_request(session, wanted, force=force, resume=resume, wait=wait, progress=progress)
@@ -331,12 +315,8 @@ def run_request(
     profile = session.profile_of(request)
     terminal = Terminal.of() if progress else None
     if profile is None and not wait:
-        raise RequestError(
-            "a run without a profile works in this process, which has to wait for it",
-            where="wait=False",
-            expected="a profile of env.toml",
-            hints=("run(..., profile='PROFILE', wait=False)", "wait=True"),
-        )
+        what = "a run without a profile works in this process, which has to wait for it"
+        raise RequestError(what, where="wait=False", hints=("run(..., profile='PROFILE', wait=False)", "wait=True"))
     if profile is not None and not (wait and profile.runs_here):
         with outside_event_loop():
             with variables_of(profile):

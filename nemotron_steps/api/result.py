@@ -144,9 +144,7 @@ class Result:
         if info.job:
             follow(self._store, self.id, write_log if progress else (lambda text: None))
         elif info.status != DONE:
-            raise RequestError(
-                f"no executor works on run '{self.id}'", found=info.status, hints=(f"steps watch {self.id}",)
-            )
+            raise RequestError(f"no executor works on run '{self.id}'", hints=(f"steps watch {self.id}",))
         return self
 
     def cancel(self) -> None:
@@ -239,23 +237,16 @@ class Result:
         for name in names:
             if name not in known:
                 close = nearest(name, known)
-                raise UnknownNameError(
-                    f"{found.key} reported no metric '{name}'",
-                    expected=" or ".join(close) or ", ".join(sorted(known)[:12]) or "a step that reports metrics",
-                    found=name,
-                    hints=[f"plot({other!r})" for other in close[:2]],
-                )
+                what, hints = f"{found.key} reported no metric '{name}'", [f"plot({other!r})" for other in close[:2]]
+                raise UnknownNameError(what, expected=" or ".join(close or sorted(known)[:12]), hints=hints)
         return Plot({name: found.metrics[name] for name in names or headlines(known)}, found.key)
 
     @property
     def _goal(self) -> StepRun:
         report = self._report
         if not report.goals:
-            raise UnknownNameError(
-                f"run '{self.id}' has not begun",
-                found=get_run(self._store, self.id).status,
-                hints=(f"steps status {self.id}", "result.wait()"),
-            )
+            hints = (f"steps status {self.id}", "result.wait()")
+            raise UnknownNameError(f"run '{self.id}' has not begun", hints=hints)
         return self.steps[report.goals[-1]]
 
     def __repr__(self) -> str:
