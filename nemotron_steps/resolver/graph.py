@@ -57,22 +57,14 @@ class Node:
         if replaced:  # an input stands in place of these
             overridden = {override.partition("=")[0].lstrip("+") for override in self.overrides}
             values = {**values, **dict.fromkeys((replaced - overridden) & values.keys())}
+        fields = {name: value for name, value in vars(self).items() if name in PlannedStep.__dataclass_fields__}
+        fields |= {"config": values, "config_name": self.config_name or DEFAULT}
         return PlannedStep(
-            key=self.key,
+            **fields,
             step_id=self.manifest.id,
-            manifest=self.manifest,
-            config_name=self.config_name or DEFAULT,
-            overrides=self.overrides,
-            config=values,
-            inputs=self.inputs,
             produces={port.name: port.type for port in self.manifest.produces},
-            inserted=self.inserted,
-            because=self.because,
-            earlier=self.earlier,
             memory=None if subject is None else subject.memory,
             turn_ends={} if subject is None else subject.turn_ends,
-            instance=self.instance,
-            checks=self.checks,
             variables=frozenset().union(*self.config.variables.values()),
             job=self.config.job,
         )
@@ -173,15 +165,9 @@ class Graph:
             elif node.key in path:
                 keys = list(path)
                 loop = [*keys[keys.index(node.key) :], node.key]
-                self.report(
-                    SourceCycle(
-                        f"the inputs of {node.key} come, in the end, from itself",
-                        chain=loop[::-1],
-                        where=node.manifest.where("step"),
-                        expected="sources that do not need this step",
-                        hints=tuple(f"steps show {self.nodes[key].manifest.id}" for key in dict.fromkeys(loop)),
-                    )
-                )
+                what = f"the inputs of {node.key} come, in the end, from itself"
+                hints = tuple(f"steps show {self.nodes[key].manifest.id}" for key in dict.fromkeys(loop))
+                self.report(SourceCycle(what, chain=loop[::-1], where=node.manifest.where("step"), hints=hints))
             elif node.key not in done:
                 path[node.key] = None
                 stack.append((node, True))
