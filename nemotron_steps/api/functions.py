@@ -79,7 +79,7 @@ def _written(subject: FunctionType, position: int) -> str:
         is_module = isinstance(value, ModuleType) and value.__name__ != "__main__"
         module = value if is_module else sys.modules.get(getattr(value, "__module__", None) or "")
         own = str(getattr(value, "__qualname__", None) or getattr(value, "__name__", ""))
-        if is_module or (module is not None and "." not in own and _importable(value, module)):
+        if module is not None and (is_module or ("." not in own and _importable(value, module))):
             statement = "import " if is_module else f"from {module.__name__} import "
             imports.add(f"{statement}{own}" + (f" as {name}" if name != own else ""))
             file = getattr(module, "__file__", None)

@@ -275,7 +275,7 @@ def models_are_described(subject: CheckSubject) -> Iterator[problems.PlanProblem
             paste = f"hf download MODEL config.json --local-dir {shlex.quote(source.folder)}   # as it was published"
         for what, expected, found in misdescribed(recorded.get("shape", {}), family.kind):
             what = f"config.json of {source.ref} has {what}"
-            said = {"expected": expected, "found": found, "hints": (paste,)}
+            said: dict[str, Any] = {"expected": expected, "found": found, "hints": (paste,)}
             yield subject.problem(problems.ModelLimitProblem, what, port, **said)
         rope = recorded.get("rope_type", "default")
         converts = "checkpoint_megatron" in (made.type for made in subject.manifest.produces)

@@ -122,8 +122,8 @@ class Sources:
         self.pending: deque[tuple[Node, Goal | None]] = deque()
         """Steps that configs asked for and earlier stages that are read, whose own ports are still to be fed."""
         self._chain = Chain(graph.types)
-        self._stages = {goal.name: node for goal, node in asked if goal.name is not None}
-        self._earlier = {goal.name: goal for goal in request.goals if goal.earlier}
+        self._stages = {goal.name or "": node for goal, node in asked}
+        self._earlier = {goal.name or "": goal for goal in request.goals if goal.earlier}
         self._used: set[str] = set()
         """`--input` targets that a step took."""
         self._shared: dict[tuple[str, str, tuple[str, ...]], Node] = {}
@@ -172,7 +172,7 @@ class Sources:
             if target in self._used or not self.asked:
                 continue
             what = f"no step of the request has an input '{target}' under its config"
-            close = meant(target, sorted(known))[:2]
+            close = [*meant(target, sorted(known))[:2]]
             if target in known:
                 what = f"several steps have an input '{target}', and each is fed by another step"
                 close = [name for name in sorted(known) if name.endswith(f".{target}")]
@@ -267,11 +267,12 @@ class Sources:
     def _from_stage(self, node: Node, port: Consumes, wired: StageSource, where: str | None) -> InputSource | None:
         if wired.ref is not None:
             return self._supplied(node, port, wired.ref, where)
-        producer, goal = self._stages.get(wired.stage), self._earlier.get(wired.stage)
+        name = wired.stage or ""
+        producer, goal = self._stages.get(name), self._earlier.get(name)
         if producer is None and goal is not None:  # before the first stage asked for: it is planned once it is read
             producer = add_goal(goal, self.request, self.graph, f"an earlier stage of {self.request.name}")
             if producer is not None:
-                self._stages[goal.name] = producer
+                self._stages[name] = producer
                 self.pending.append((producer, goal))
         if producer is None:  # its step is unknown, which was reported
             node.failed.add(port.name)

@@ -115,13 +115,12 @@ def _overridden(
         _position("--ignore-checks", stage, known)
     goals = []
     for goal in chain.goals:
-        stages = {goal.name}
-        if goal.instance is not None:
-            goal, stages = given(goal), {goal.name, goal.instance.stage}
-        if stages & set(request.ignore_checks):
+        names_of = {goal.name, goal.instance.stage if goal.instance else None}
+        each = given(goal) if goal.instance else goal
+        if names_of & set(request.ignore_checks):
             checks = tuple(check.model_copy(update={"severity": "warn"}) for check in goal.checks)
-            goal = replace(goal, checks=checks)
-        goals.append(goal)
+            each = replace(each, checks=checks)
+        goals.append(each)
     return replace(chain, goals=tuple(goals))
 
 
