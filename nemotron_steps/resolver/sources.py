@@ -93,8 +93,9 @@ def add_goal(goal: Goal, request: Request, graph: Graph, because: str) -> Node |
     stage = "" if len(request.goals) == 1 else f"{goal.instance.stage if goal.instance else key}."
     for override in goal.overrides:
         name, _, value = override.lstrip("+").partition("=")
-        for owner, problem in graph.uncomposed:
-            if owner is node and name.partition(".")[0] in manifest.inputs and f"'{name}'" in problem.what:
+        port = manifest.inputs.get(name.partition(".")[0])
+        for owner, problem in graph.uncomposed if port is not None and (port.many or port.name == name) else ():
+            if owner is node and f"'{name}'" in problem.what:
                 given = shlex.quote(redact_text(f"{stage}{name}={value}"))
                 problem.hints = (f"--input {given}", *problem.hints)
     return node

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 Display = Callable[["Plan"], AbstractContextManager["Listener | None"]]
 """Shows a plan, and within the context what the run records."""
 _NO_GPUS = re.compile(r"cluster\.gpus_per_node|.*backend=vllm")
-"""Where an error is, that another config may mend on a machine without GPUs."""
+"""Where an error is, that another config may mend on a machine without GPUs, unless an override is WANTED."""
+_WANTED = re.compile(r"\+*cluster\.|.*backend=vllm")
 
 
 def run_here(
@@ -185,7 +186,10 @@ def check(session: Session, plan: Plan) -> None:
         if "cpu" in step.manifest.config_names:
             on_cpu = "-c cpu   # the step's config for a machine without GPUs"
         has_gpus = prerequisites.gpus().state == prerequisites.OK
-        for problem in error.problems if len(plan.goals) == 1 and step.step_id == step.key else ():
+        # Of a pipeline `-c` means other things, and overrides go before any config.
+        if len(plan.goals) > 1 or step.step_id != step.key or any(map(_WANTED.match, step.overrides)):
+            raise
+        for problem in error.problems:
             if isinstance(problem, UnsupportedError) and _NO_GPUS.match(problem.where or ""):
                 problem.hints = (*problem.hints, on_cpu) if has_gpus else (on_cpu, *problem.hints)
         raise
