@@ -36,15 +36,9 @@ def function_reference(function: Reward, folder: Path, position: int = 0) -> str
     if isinstance(function, str):
         return function
     if not isinstance(function, FunctionType):
-        name = getattr(function, "__name__", None)
-        named = name if isinstance(name, str) and not isinstance(function, type) else type(function).__name__
-        raise ConfigError(
-            "a reward is a function: what holds a state of its own cannot be taken to another process",
-            where=f"rewards[{position}]",
-            expected="def NAME(prompts, completions, **columns), or 'FILE.py:NAME'",
-            found=named,
-            hints=(f"def reward(completions, **columns): return {named}(...)",),
-        )
+        what = "a reward is a function: what holds a state of its own cannot be taken to another process"
+        expected, found = "def NAME(prompts, completions, **columns), or 'FILE.py:NAME'", type(function).__name__
+        raise ConfigError(what, where=f"rewards[{position}]", expected=expected, found=found)
     module = sys.modules.get(function.__module__)
     if module is not None and _importable(function, module):
         if "." not in module.__name__ and not hasattr(module, "__path__"):
@@ -71,13 +65,10 @@ def _written(subject: FunctionType, position: int) -> str:
     texts: list[str] = []
 
     def refused(what: str) -> ConfigError:
-        name = subject.__name__ if subject.__name__.isidentifier() else "NAME"
-        return ConfigError(
-            f"the reward function '{subject.__name__}' cannot be written down: {what}",
-            where=f"rewards[{position}]",
-            expected="a plain `def` that uses imports, other such functions, numbers, texts, lists and mappings",
-            hints=(f"rewards=['rewards.py:{name}']   # put it into a file, with what it needs",),
-        )
+        what = f"the reward function '{subject.__name__}' cannot be written down: {what}"
+        expected = "a plain `def` that uses imports, other such functions, numbers, texts, lists and mappings"
+        hints = ("rewards=['rewards.py:NAME']   # put it into a file, with what it needs",)
+        return ConfigError(what, where=f"rewards[{position}]", expected=expected, hints=hints)
 
     def define(name: str, value: Any) -> None:
         if name in known:
@@ -88,7 +79,7 @@ def _written(subject: FunctionType, position: int) -> str:
         is_module = isinstance(value, ModuleType) and value.__name__ != "__main__"
         module = value if is_module else sys.modules.get(getattr(value, "__module__", None) or "")
         own = str(getattr(value, "__qualname__", None) or getattr(value, "__name__", ""))
-        if is_module or (module is not None and "." not in own and _importable(value, module)):
+        if module is not None and (is_module or ("." not in own and _importable(value, module))):
             statement = "import " if is_module else f"from {module.__name__} import "
             imports.add(f"{statement}{own}" + (f" as {name}" if name != own else ""))
             file = getattr(module, "__file__", None)

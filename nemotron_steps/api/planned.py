@@ -6,20 +6,19 @@ Python values become the request that the command line would make of them, overr
 from __future__ import annotations
 
 import asyncio
-import inspect
 import io
 import json
 import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from html import escape
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nemotron_steps.api.result import Result, model_ports
 from nemotron_steps.artifacts.models import Artifact
@@ -43,7 +42,6 @@ Overrides = Iterable[str] | Mapping[str, Any]
 Over = Iterable[str] | Mapping[str, Iterable[Any]]
 Target = str | Iterable[str]
 Input: TypeAlias = "str | os.PathLike[str] | Artifact | Result"
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 _BARE = re.compile(r"[A-Za-z/][\w./:-]*", re.ASCII)
 _WORDS = frozenset({"null", "true", "false", "inf", "nan"})
@@ -97,20 +95,6 @@ def request_for(
     )
 
 
-def arguments_of(listed: Callable[..., Any]) -> Callable[[FunctionT], FunctionT]:
-    """Show in a function's signature, in the place of its `**request`, the arguments that it is handed on to."""
-
-    def show(function: FunctionT) -> FunctionT:
-        own = inspect.signature(function)
-        rest = list(own.parameters.values())[:-1]
-        more = [each for name, each in inspect.signature(listed).parameters.items() if name not in own.parameters]
-        merged = sorted((*more, *rest), key=lambda each: each.kind)
-        function.__signature__ = own.replace(parameters=merged)  # type: ignore[attr-defined]
-        return function
-
-    return show
-
-
 def reference(given: Input) -> str:
     """An input as the command line names it; of a run, the one model that its last step made. RequestError for what has
     no name there, such as a loaded model."""
@@ -119,58 +103,38 @@ def reference(given: Input) -> str:
         models = model_ports(made)
         port = models[0] if len(models) == 1 else "model"
         if port not in made:
-            raise RequestError(
-                f"run '{given.id}' has made {'several models' if models else 'no model'}",
-                expected="one of its outputs" if models else "a training that is done",
-                found=f"{given.status}: {', '.join(models or made) or 'no outputs'}",
-                hints=[f"result.outputs[{name!r}]" for name in made] or [f"steps status {given.id}"],
-            )
+            hints = [f"result.outputs[{name!r}]" for name in made] or [f"steps status {given.id}"]
+            what = f"run '{given.id}' has made {'several models' if models else 'no model'}"
+            found = f"{given.status}: {', '.join(models or made) or 'no outputs'}"
+            raise RequestError(what, found=found, hints=hints)
         given = made[port]
     if isinstance(given, Artifact):
         return given.ref
     if isinstance(given, str | os.PathLike):
         return os.fspath(given)
-    raise RequestError(
-        "an input is named, not handed over",
-        expected="a folder or file, or an artifact",
-        found=type(given).__name__,
-        hints=("model.save_pretrained('my-model')   # and the tokenizer; then 'my-model'",),
-    )
+    hints = ("model.save_pretrained('my-model')   # and the tokenizer; then 'my-model'",)
+    raise RequestError("an input is a folder, a file or an artifact", found=type(given).__name__, hints=hints)
 
 
 def over_texts(over: Over) -> list[str]:
-    """`KEY=V1,V2,…` for every key. RequestError for a text alone, and for values that are empty or a text alone."""
-    if isinstance(over, str):
-        raise RequestError(
-            "what to fan out over is a mapping of keys to lists of values",
-            found=repr(over),
-            hints=(f"over={{{over.partition('=')[0]!r}: [V1, V2]}}",),
-        )
+    """`KEY=V1,V2,…` for every key. RequestError for values that are not a list of some."""
     if not isinstance(over, Mapping):
-        return [str(each) for each in over]
+        return override_list(over)
     texts = []
     for key, given in over.items():
         values = [] if isinstance(given, str | Mapping) or not isinstance(given, Iterable) else list(given)
         if not values:
-            raise RequestError(
-                "a step is fanned out over a list of values",
-                where=f"over[{key!r}]",
-                found=repr(given),
-                hints=(f"over={{{key!r}: [V1, V2]}}",),
-            )
+            hints = (f"over={{{key!r}: [V1, V2]}}",)
+            raise RequestError("a step is fanned out over a list of values", found=repr(given), hints=hints)
         named = (reference(each) if isinstance(each, Artifact) else each for each in values)
         texts.append(f"{key}={','.join(map(override_value, named))}")
     return texts
 
 
 def override_list(overrides: Overrides) -> list[str]:
-    """Overrides as texts. RequestError for a text alone, which would be taken for a list of letters."""
+    """Overrides as texts; a text alone is one."""
     if isinstance(overrides, str):
-        raise RequestError(
-            "overrides are a list of texts, or a mapping",
-            found=repr(overrides),
-            hints=(f"overrides=[{overrides!r}]",),
-        )
+        return [overrides]
     return override_texts(overrides) if isinstance(overrides, Mapping) else [str(each) for each in overrides]
 
 
@@ -200,11 +164,8 @@ def override_value(value: Any) -> str:
         return "{" + ",".join(f"{key}: {override_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(override_value, value)) + "]"
-    raise RequestError(
-        "a config holds numbers, texts, lists and mappings",
-        expected="a value that a YAML file could have",
-        found=f"{value!r} ({type(value).__name__})",
-    )
+    found = f"{value!r} ({type(value).__name__})"
+    raise RequestError("a config holds numbers, texts, lists and mappings", found=found)
 
 
 class Runnable:
@@ -277,12 +238,12 @@ class Planned(Runnable):
         return f"<pre>{escape(str(self))}</pre>"
 
 
-@arguments_of(request_for)
 def plan(target: Target, *, home: str | os.PathLike[str] | None = None, **request: Any) -> Planned:
     """Type-check a request, as `steps plan`. Nothing runs.
 
     Args:
-        request: see `nemotron_steps.api.planned.request_for`.
+        request: config, inputs, overrides, profile, first, until, over, ignore_checks, name, and keys of the config;
+            see `nemotron_steps.api.planned.request_for`.
         home: where artifacts and runs are; None for STEPS_HOME, or `.steps`.
 
     Raises:
@@ -302,7 +263,6 @@ def variables_of(profile: Profile | None) -> AbstractContextManager[None]:
     return variables_set(profile.variables_here if profile is not None else {})
 
 
-@arguments_of(request_for)
 def run(
     target: Target | None = None,
     *,
@@ -316,7 +276,8 @@ def run(
     """Plan a request and run what of it is not already there: in this process, or where its profile says.
 
     Args:
-        request: see `nemotron_steps.api.planned.request_for`.
+        request: config, inputs, overrides, profile, first, until, over, ignore_checks, name, and keys of the config;
+            see `nemotron_steps.api.planned.request_for`.
         home: where artifacts and runs are; None for STEPS_HOME, or `.steps`.
         force: run the steps asked for even if they are cached.
         resume: the id or name of an earlier run, or `latest`: its folder is continued. Without a target it goes on with
@@ -339,11 +300,8 @@ def run(
         profile, ignored = request.pop("profile", None), request.pop("ignore_checks", ())
         changed = [f"{name}={value!r}" for name, value in request.items() if value not in (None, (), [], {})]
         if changed:
-            raise RequestError(
-                "resume alone goes on with what that run was asked for; name the steps to change it",
-                found=", ".join(changed),
-                hints=(f"run('STEP', ..., resume={resume!r})",),
-            )
+            what = "resume alone goes on with what that run was asked for; name the steps to change it"
+            raise RequestError(what, found=", ".join(changed), hints=(f"run('STEP', ..., resume={resume!r})",))
         ignored = (ignored,) if isinstance(ignored, str) else tuple(ignored)
         wanted = request_of_run(session, resume, profile=profile, ignore_checks=ignored)
     return run_request(session, wanted, force=force, resume=resume, wait=wait, progress=progress)
@@ -357,12 +315,8 @@ def run_request(
     profile = session.profile_of(request)
     terminal = Terminal.of() if progress else None
     if profile is None and not wait:
-        raise RequestError(
-            "a run without a profile works in this process, which has to wait for it",
-            where="wait=False",
-            expected="a profile of env.toml",
-            hints=("run(..., profile='PROFILE', wait=False)", "wait=True"),
-        )
+        what = "a run without a profile works in this process, which has to wait for it"
+        raise RequestError(what, where="wait=False", hints=("run(..., profile='PROFILE', wait=False)", "wait=True"))
     if profile is not None and not (wait and profile.runs_here):
         with outside_event_loop():
             with variables_of(profile):

@@ -20,7 +20,6 @@ from nemotron_steps.api.planned import (
     Overrides,
     Planned,
     Runnable,
-    arguments_of,
     override_list,
     override_value,
     request_for,
@@ -45,12 +44,9 @@ def data_reference(dataset: Any, folder: Path, *, argument: str = "dataset", of_
     if isinstance(dataset, str | os.PathLike):
         return os.fspath(dataset)
     if isinstance(dataset, Mapping):
-        raise DataError(
-            "one data set is wanted, and this is a mapping of several, or a single row",
-            where=argument,
-            expected="rows, or a path",
-            found=f"{type(dataset).__name__} of {', '.join(map(str, dataset))[:120]}",
-        )
+        found = f"{type(dataset).__name__} of {', '.join(map(str, dataset))[:120]}"
+        what = "one data set is wanted, and this is a mapping of several, or a single row"
+        raise DataError(what, where=argument, expected="rows, or a path", found=found)
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
     count = 0
@@ -80,40 +76,27 @@ def _rows(dataset: Any, argument: str) -> Iterator[Any]:
         try:
             from pyarrow import RecordBatchReader
         except ImportError as error:
-            raise UnsupportedError(
-                f"a {type(dataset).__module__}.{type(dataset).__name__} is read by pyarrow, which is not installed",
-                where=argument,
-                hints=("pip install 'nemotron-steps[data]'",),
-            ) from error
+            what = f"a {type(dataset).__name__} is read by pyarrow, which is not installed"
+            raise UnsupportedError(what, where=argument, hints=("pip install 'nemotron-steps[data]'",)) from error
         for batch in RecordBatchReader.from_stream(dataset):  # one in memory at a time
             yield from map(without_padding, batch.to_pylist())
     elif isinstance(dataset, Iterable):
         yield from map(without_padding, dataset) if hasattr(dataset, "features") else dataset  # of `datasets`
     else:
-        raise DataError(
-            "this holds no rows",
-            where=argument,
-            expected="a list of rows, a datasets.Dataset, a DataFrame, or the path of a file or folder",
-            found=type(dataset).__name__,
-        )
+        expected = "a list of rows, a datasets.Dataset, a DataFrame, or the path of a file or folder"
+        raise DataError("this holds no rows", where=argument, expected=expected, found=type(dataset).__name__)
 
 
 def _line(row: Any, number: int, argument: str, of_prompts: bool) -> bytes:
     if not isinstance(row, Mapping):
-        raise DataError(
-            "a row is a mapping of columns",
-            where=f"{argument}, row {number}",
-            expected=f"a row like {_CORRECT}",
-            found=f"{type(row).__name__} {str(row)[:80]!r}",
-        )
+        found = f"{type(row).__name__} {str(row)[:80]!r}"
+        where, expected = f"{argument}, row {number}", f"a row like {_CORRECT}"
+        raise DataError("a row is a mapping of columns", where=where, expected=expected, found=found)
     if number == 1 and of_prompts and not prompt_layout(row)[1] and not has_pair(row):
-        raise DataError(
-            "nothing in the rows is a prompt",
-            where=f"{argument}, row 1",
-            expected=f"a row like {_CORRECT}",
-            found="columns " + ", ".join(map(str, row))[:200],
-            hints=(f'{argument}=[{{**row, "prompt": row["COLUMN"]}} for row in {argument}]',),
-        )
+        found, expected = "columns " + ", ".join(map(str, row))[:200], f"a row like {_CORRECT}"
+        hints = (f'{argument}=[{{**row, "prompt": row["COLUMN"]}} for row in {argument}]',)
+        what = "nothing in the rows is a prompt"
+        raise DataError(what, where=f"{argument}, row 1", expected=expected, found=found, hints=hints)
     cells = {str(name): _cell(value, f"{argument}, row {number}, column {name}") for name, value in row.items()}
     # A text may hold half of a surrogate pair, which JSON has as an escape.
     return json.dumps(cells, ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace") + b"\n"
@@ -124,13 +107,8 @@ def _cell(value: Any, where: str) -> Any:
     try:
         return json.loads(json.dumps(value, default=_plain), parse_constant=lambda _: None)
     except (TypeError, ValueError) as error:
-        raise DataError(
-            "the value has no form in JSON",
-            where=where,
-            expected="texts, numbers, lists and mappings of them",
-            found=str(error),
-            hints=("leave the column out of the rows",),
-        ) from error
+        hints = ("leave the column out of the rows",)
+        raise DataError("the value has no form in JSON", where=where, found=str(error), hints=hints) from error
 
 
 def _plain(value: Any) -> Any:
@@ -144,22 +122,14 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__module__}.{type(value).__qualname__}")
 
 
-_GIVEN = "given"
-"""Folder of the home for functions and rows that have no file of their own."""
-_WORTH_SPLITTING = 50
-"""Prompts in memory from which a tenth is held out."""
-_HELD_OUT = 64
-"""Prompts held out at most."""
-
-
 class _Asked(Runnable):
     """A step that is asked for with a model and rows, ready to be planned or run."""
 
     STEP: ClassVar[str]
     MODEL: ClassVar[str]
     """The port of the model."""
-    DATA: ClassVar[str]
-    """The port of the rows."""
+    DATA: ClassVar[str] = "prompts"
+    """The port of the rows; prompts are graded."""
     OTHER_NAMES: ClassVar[Mapping[str, str]] = {
         "target": "run(TARGET, inputs={PORT: REF})",
         "inputs": "model, dataset and validation",
@@ -173,7 +143,9 @@ class _Asked(Runnable):
         self,
         model: Input,
         dataset: Any,
+        rewards: Reward | Sequence[Reward] | None = None,
         *,
+        weights: Sequence[float] | None = None,
         validation: Any = None,
         config: str | os.PathLike[str] | None = None,
         overrides: Overrides = (),
@@ -185,8 +157,18 @@ class _Asked(Runnable):
         for name, here in self.OTHER_NAMES.items():
             if name in sections:
                 raise RequestError(f"{type(self).__name__} has no argument '{name}'", where=name, expected=here)
+        given = sections.get("reward")
+        if any(map(callable, given if isinstance(given, list | tuple) else [given])):  # no names, as the config's key
+            if rewards is not None:
+                raise RequestError("rewards are given twice", where="reward, rewards", hints=("rewards=[…]",))
+            rewards = sections.pop("reward")
+        if rewards is not None and self.DATA != "prompts":
+            raise RequestError(f"{type(self).__name__} has no argument 'rewards'", expected="GRPO")
         self._session = session_of(home)
-        self._rows = self._session.store.backend.local(_GIVEN) / "data"
+        # Functions and rows that have no file of their own are written into the home.
+        self._folder = self._session.store.backend.local("given")
+        functions = _named(rewards, weights, self._folder / "rewards")
+        texts = [f"reward={override_value(functions)}"] if functions else []
         inputs = {self.MODEL: model, self.DATA: self._reference(dataset, "dataset")}
         if validation is not None and validation is not False:
             inputs["validation"] = self._reference(validation, "validation")
@@ -194,7 +176,7 @@ class _Asked(Runnable):
             self.STEP,
             config=config if config is not None else self._config(self._session.profile(profile)),
             inputs=inputs,
-            overrides=overrides,
+            overrides=[*texts, *override_list(overrides)],
             profile=profile,
             over=over,
             **sections,
@@ -206,7 +188,8 @@ class _Asked(Runnable):
         return Planned(self._session, self._request)
 
     def _reference(self, dataset: Any, argument: str) -> str:
-        return data_reference(dataset, self._rows, argument=argument, of_prompts=self.DATA == "prompts")
+        of_prompts = self.DATA == "prompts"
+        return data_reference(dataset, self._folder / "data", argument=argument, of_prompts=of_prompts)
 
     def _config(self, profile: Profile | None) -> str | None:
         """Of the step, where none is named: `one_gpu` where there is a GPU that may be used, else `cpu`."""
@@ -220,33 +203,6 @@ class _Asked(Runnable):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.command}>"
-
-
-class _Graded(_Asked):
-    """One whose rows are graded."""
-
-    DATA = "prompts"
-
-    @arguments_of(_Asked.__init__)
-    def __init__(
-        self,
-        model: Input,
-        dataset: Any,
-        rewards: Reward | Sequence[Reward] | None = None,
-        *,
-        weights: Sequence[float] | None = None,
-        overrides: Overrides = (),
-        home: str | os.PathLike[str] | None = None,
-        **request: Any,
-    ) -> None:
-        given = request.get("reward")
-        if any(map(callable, given if isinstance(given, list | tuple) else [given])):  # no names, as the config's key
-            if rewards is not None:
-                raise RequestError("rewards are given twice", where="reward, rewards", hints=("rewards=[…]",))
-            rewards = request.pop("reward")
-        functions = _named(rewards, weights, session_of(home).store.backend.local(_GIVEN) / "rewards")
-        texts = [f"reward={override_value(functions)}"] if functions else []
-        super().__init__(model, dataset, overrides=[*texts, *override_list(overrides)], home=home, **request)
 
 
 class SFT(_Asked):
@@ -276,7 +232,7 @@ class DPO(_Asked):
     STEP, MODEL, DATA = "rl/nemo_rl/dpo", "policy", "preferences"
 
 
-class GRPO(_Graded):
+class GRPO(_Asked):
     """A GRPO training (`rl/nemo_rl/rlvr`), ready to be planned or run.
 
     Args:
@@ -317,7 +273,8 @@ class GRPO(_Graded):
         if may_split and "validation" not in composed.inputs and flat["data.validation.data_path"] is None:
             inputs |= self._held_out(Path(inputs[self.DATA]))
         overrides = self._request.overrides
-        if "validation" in inputs and not _validates(flat):
+        validates = flat["grpo.val_period"] > 0 or flat["grpo.val_at_start"] or flat["grpo.val_at_end"]
+        if "validation" in inputs and not validates:
             overrides = (*overrides, "grpo.val_at_start=true", "grpo.val_at_end=true")
         self._request = replace(self._request, inputs=inputs, overrides=overrides)
 
@@ -329,20 +286,20 @@ class GRPO(_Graded):
             with path.open("rb") as file:
                 yield from map(json.loads, file)
 
-        asked = [_digest(row, f"dataset, row {number}") for number, row in enumerate(rows(), start=1)]
+        asked = []
+        for number, row in enumerate(rows(), start=1):
+            text = json.dumps(read_prompt(row, f"dataset, row {number}").messages, sort_keys=True)
+            asked.append(hashlib.sha256(text.encode()).hexdigest())
         every = sorted({*asked})
-        if len(every) < _WORTH_SPLITTING:
+        if len(every) < 50:
             return {}
-        held = {*every[: min(_HELD_OUT, len(every) // 10)]}
-        return {
-            port: self._reference(
-                (row for row, digest in zip(rows(), asked, strict=True) if (digest in held) is side), "dataset"
-            )
-            for port, side in ((self.DATA, False), ("validation", True))
-        }
+        held = {*every[: min(64, len(every) // 10)]}
+        kept = (row for row, digest in zip(rows(), asked, strict=True) if digest in held)
+        others = (row for row, digest in zip(rows(), asked, strict=True) if digest not in held)
+        return {self.DATA: self._reference(others, "dataset"), "validation": self._reference(kept, "dataset")}
 
 
-class Evaluation(_Graded):
+class Evaluation(_Asked):
     """An evaluation (`eval/model_eval`), ready to be planned or run; see `evaluate`."""
 
     STEP, MODEL = "eval/model_eval", "model"
@@ -377,16 +334,6 @@ def evaluate(
     return asked.run(force=force, resume=resume, wait=wait, progress=progress)
 
 
-def _validates(flat: Mapping[str, Any]) -> bool:
-    return bool(flat["grpo.val_period"] > 0 or flat["grpo.val_at_start"] or flat["grpo.val_at_end"])
-
-
-def _digest(row: Mapping[str, Any], where: str) -> str:
-    """Of what a row asks."""
-    asked = json.dumps(read_prompt(row, where).messages, sort_keys=True)
-    return hashlib.sha256(asked.encode()).hexdigest()
-
-
 def _named(
     rewards: Reward | Sequence[Reward] | None, weights: Sequence[float] | None, folder: Path
 ) -> list[dict[str, Any]]:
@@ -394,13 +341,8 @@ def _named(
     each = [] if rewards is None else list(rewards) if isinstance(rewards, list | tuple) else [rewards]
     shares = [1.0] * len(each) if weights is None else [float(weight) for weight in weights]
     if len(shares) != len(each):
-        raise ConfigError(
-            "every reward has a weight",
-            where="weights",
-            expected=f"as many as there are rewards: {len(each)}",
-            found=str(len(shares)),
-            hints=(f"weights={[1.0] * len(each)}",),
-        )
+        expected, hints = f"as many as there are rewards: {len(each)}", (f"weights={[1.0] * len(each)}",)
+        raise ConfigError("every reward has a weight", where="weights", expected=expected, hints=hints)
     return [
         {"function": function_reference(reward, folder, position), "weight": share}  # type: ignore[arg-type]
         for position, (reward, share) in enumerate(zip(each, shares, strict=True))

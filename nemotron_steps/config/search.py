@@ -5,7 +5,6 @@ and the folder that holds them. Nothing is read here but folder listings.
 """
 
 import posixpath
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from nemotron_steps.config.names import meant
 from nemotron_steps.errors import ConfigError, did_you_mean
 
 DEFAULT_CONFIG = "default"
-_DEFAULTS = re.compile(r"^defaults:\s*(\[[^\]]*\]|(?:\n[ \t]*-[^\n]*)+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -79,17 +77,6 @@ class SearchPath:
         files = [file for folder in folders if folder is not None and folder.is_dir() for file in folder.glob("*.yaml")]
         first = {file.stem: file for file in reversed(files)}
         return dict(sorted(first.items()))
-
-    def with_bases(self, file: Path) -> list[Path]:
-        """A config's file and those its defaults lists name, as far as plain text tells: no interpolation, no group."""
-        found = [file]
-        for each in found:
-            listed = _DEFAULTS.search(each.read_text(encoding="utf-8", errors="replace"))
-            for name in re.findall(r"[\w./-]+", listed[1]) if listed is not None else ():
-                base = first_file(self.mounts(), name[1:] if name.startswith("/") else f"{self.step}/{name}")
-                if base is not None and base not in found:
-                    found.append(base)
-        return found
 
     def _own(self) -> list[Mount]:
         """The mounts that may hold configs of this step."""

@@ -23,9 +23,8 @@ from nemotron_steps.config.layout.model_limits import (
 )
 from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.config.layout.parallel_config import TEACHERS, ParallelConfig, read_teachers
-from nemotron_steps.config.names import nearest
-from nemotron_steps.errors import did_you_mean
 from nemotron_steps.manifest.models import StepManifest
+from nemotron_steps.resolver import problems
 from nemotron_steps.resolver.layout import (
     generators_have_gpus,
     layout_fits,
@@ -36,13 +35,6 @@ from nemotron_steps.resolver.layout import (
     vllm_fits,
 )
 from nemotron_steps.resolver.plan import InputSource, SuppliedInput
-from nemotron_steps.resolver.problems import (
-    AttributeConflict,
-    ModelLimitProblem,
-    ParameterProblem,
-    PlaceholderValue,
-    PlanProblem,
-)
 from nemotron_steps.resolver.request import StepConfig
 
 _PLACEHOLDER = re.compile(r"\?\?\?|/?path/to/.*|<(your|path)[^<>]*>|(TODO|FIXME|CHANGE_?ME)\b.*", re.IGNORECASE)
@@ -100,6 +92,13 @@ class CheckSubject:
         """What set a config key."""
         return self.config.origin(key)
 
+    def problem(
+        self, kind: type[problems.PlanProblem], what: str, port: str | None = None, key: str | None = None, **said: Any
+    ) -> problems.PlanProblem:
+        """What is wrong with the artifact at a port, or with the step, as a config key says."""
+        at = self.key if port is None else f"{self.key}.{port}"
+        return kind(what, chain=(at,), where=self.where(key) if key else None, **said)
+
     def folder(self, port: str) -> str | None:
         """The user's folder whose config.json and tokenizer the model of a port has; None where there is none."""
         return self.origins[port].folder if port in self.origins else None
@@ -129,8 +128,8 @@ class CheckSubject:
     @property
     def turn_ends(self) -> dict[str, tuple[str, ...]]:
         """Port of a model that writes chats → the tokens that end its turns, where they are recorded."""
-        recorded = ((port, self.recorded(port).get("turn_ends")) for _, port, _ in self.models)
-        return {port: tuple(ends) for port, ends in recorded if ends}
+        recorded = {port: tuple(self.recorded(port).get("turn_ends") or ()) for _, port, _ in self.models}
+        return {port: ends for port, ends in recorded.items() if ends}
 
     @cached_property
     def models(self) -> list[tuple[str, str, ModelSpec]]:
@@ -143,7 +142,7 @@ class CheckSubject:
         return list(found.values())
 
 
-Check = Callable[[CheckSubject], Iterable[PlanProblem]]
+Check = Callable[[CheckSubject], Iterable[problems.PlanProblem]]
 
 
 def is_placeholder(value: Any) -> bool:
@@ -151,21 +150,16 @@ def is_placeholder(value: Any) -> bool:
     return isinstance(value, str) and _PLACEHOLDER.fullmatch(value) is not None
 
 
-def check_parameters(manifest: StepManifest, config: StepConfig, key: str) -> Iterator[PlanProblem]:
+def check_parameters(manifest: StepManifest, config: StepConfig, key: str) -> Iterator[problems.PlanProblem]:
     """Parameters the config model does not have, and values that are not among a parameter's choices."""
     for index, parameter in enumerate(manifest.parameters):
         name, flat = parameter.name, config.flat
         if config.has_key is not None and not config.has_key(name):
-            yield ParameterProblem(
-                f"parameter '{name}' of {manifest.id} is not a key of its config",
-                chain=(key,),
-                where=manifest.where("parameters", index, "name"),
-                expected=f"a key of {manifest.step.config_schema or 'its config model'}",
-                hints=did_you_mean(nearest(name, flat, 1)),
-            )
+            what, where = f"parameter '{name}' of {manifest.id} is not a key of its config", "name"
+            yield problems.ParameterProblem(what, chain=(key,), where=manifest.where("parameters", index, where))
         elif name in flat and not parameter.allows(flat[name]):
             choices = [_shown(choice) for choice in parameter.choices]
-            yield ParameterProblem(
+            yield problems.ParameterProblem(
                 f"'{name}' of {key} is not one of its choices",
                 chain=(key,),
                 where=config.origin(name) or manifest.where("parameters", index, "choices"),
@@ -177,7 +171,7 @@ def check_parameters(manifest: StepManifest, config: StepConfig, key: str) -> It
 
 def check_placeholders(
     manifest: StepManifest, config: StepConfig, key: str, fed: Container[str]
-) -> Iterator[PlanProblem]:
+) -> Iterator[problems.PlanProblem]:
     """Placeholder values, except at config keys that an input port fills in.
 
     `fed`: input ports that have a source, or whose lack of one was reported."""
@@ -186,7 +180,7 @@ def check_placeholders(
         if type(value) not in (str, list) or dotted in filled:
             continue
         for text in filter(is_placeholder, _texts(value)):
-            yield PlaceholderValue(
+            yield problems.PlaceholderValue(
                 f"'{dotted}' of {key} still has to be filled in",
                 chain=(key,),
                 where=config.origin(dotted),
@@ -213,14 +207,14 @@ def check_attributes(
     *,
     key: str | None = None,
     sources: Mapping[str, str] | None = None,
-) -> list[AttributeConflict]:
+) -> list[problems.AttributeConflict]:
     """Every requirement and constraint of a step that the attributes of its inputs break.
 
     `known`: port → attributes of the artifact bound to it; what is missing breaks nothing. `sources`: port → where its
     artifact comes from, for messages."""
     key = key or manifest.id
     sources = sources or {}
-    problems = []
+    found = []
     for port in manifest.consumes:
         have = known.get(port.name, {})
         for name, wanted in port.attributes.items():
@@ -228,8 +222,8 @@ def check_attributes(
             if name not in have or have[name] in allowed:
                 continue
             source = [sources[port.name]] if port.name in sources else []
-            problems.append(
-                AttributeConflict(
+            found.append(
+                problems.AttributeConflict(
                     f"'{port.name}' of {key} needs another {name}",
                     chain=[*source, f"{key}.{port.name}"],
                     where=manifest.where_input(port.name, "attributes", name),
@@ -248,8 +242,8 @@ def check_attributes(
             first_term, first_value, first = values[0]
             if value == first_value:
                 continue
-            problems.append(
-                AttributeConflict(
+            found.append(
+                problems.AttributeConflict(
                     constraint.description or f"{first_term} and {term} must be the same in {key}",
                     chain=(
                         f"{sources.get(first, first)} and {sources.get(place, place)}",
@@ -261,24 +255,18 @@ def check_attributes(
                     hints=(f"--input {place}=PATH   # another one",) if "." in place else (),
                 )
             )
-    return problems
+    return found
 
 
-def model_limits(subject: CheckSubject) -> Iterator[PlanProblem]:
+def model_limits(subject: CheckSubject) -> Iterator[problems.PlanProblem]:
     """Models have the positions for what is asked of them, and a chat template (config/layout/model_limits.py)."""
     for key, port, model in subject.models:
         for each in limit_violations(key, port, model, subject.config.flat.get, subject.folder(port)):
-            yield ModelLimitProblem(
-                each.what,
-                chain=(f"{subject.key}.{port}",),
-                where=subject.where(each.where or key),
-                expected=each.expected,
-                found=each.found,
-                hints=each.hints,
-            )
+            said = {"expected": each.expected, "found": each.found, "hints": each.hints}
+            yield subject.problem(problems.ModelLimitProblem, each.what, port, each.where or key, **said)
 
 
-def models_are_described(subject: CheckSubject) -> Iterator[PlanProblem]:
+def models_are_described(subject: CheckSubject) -> Iterator[problems.PlanProblem]:
     """What config.json of a model says of its layers and sizes can be (config/families.py). Told of the input that
     the user gave, and not again of what is made from it."""
     for port, source in subject.inputs.items():
@@ -287,33 +275,23 @@ def models_are_described(subject: CheckSubject) -> Iterator[PlanProblem]:
         if not isinstance(source, SuppliedInput) or family is None:
             continue
         # As it was published. Files of the home's own artifacts stay as they were hashed.
+        paste = "hf download MODEL --local-dir AS-PUBLISHED   # and give AS-PUBLISHED in its place"
         if source.folder is not None:
             paste = f"hf download MODEL config.json --local-dir {shlex.quote(source.folder)}   # as it was published"
-        else:
-            copy = shlex.quote(f"{re.split('[:@]', source.ref)[0].rpartition('/')[2]}-as-published")
-            paste = f"hf download MODEL --local-dir {copy}   # and give {copy} in place of {source.ref}"
         for what, expected, found in misdescribed(recorded.get("shape", {}), family.kind):
-            yield ModelLimitProblem(
-                f"config.json of {source.ref} has {what}",
-                chain=(source.ref, f"{subject.key}.{port}"),
-                where=f"{source.folder}/config.json" if source.folder is not None else None,
-                expected=expected,
-                found=found,
-                hints=(paste,),
-            )
+            what = f"config.json of {source.ref} has {what}"
+            said: dict[str, Any] = {"expected": expected, "found": found, "hints": (paste,)}
+            yield subject.problem(problems.ModelLimitProblem, what, port, **said)
         rope = recorded.get("rope_type", "default")
         converts = "checkpoint_megatron" in (made.type for made in subject.manifest.produces)
         if converts and rope not in ROPE_TYPES and port not in (name for _, name, _ in subject.models):
-            yield ModelLimitProblem(
-                f"the rotary scaling of {source.ref} is not computed here",
-                chain=(source.ref, f"{subject.key}.{port}"),
-                expected=f"rope_type {' | '.join(ROPE_TYPES)}",
-                found=rope,
-                hints=(f"--input {port}=PATH   # a model with one of these",),
-            )
+            what, hint = f"the rotary scaling of {source.ref} is not computed here", f"--input {port}=PATH"
+            said = {"expected": f"rope_type {' | '.join(ROPE_TYPES)}", "found": rope}
+            hints = (f"{hint}   # a model with one of these",)
+            yield subject.problem(problems.ModelLimitProblem, what, port, **said, hints=hints)
 
 
-def chats_can_be_written(subject: CheckSubject) -> Iterator[PlanProblem]:
+def chats_can_be_written(subject: CheckSubject) -> Iterator[problems.PlanProblem]:
     """The policy's chat template writes messages of every role that the prompts have, and their tools."""
     policy = next((port for key, port, _ in subject.models if key == POLICY), None)
     recorded = subject.artifacts.get(policy or "", {})
@@ -324,9 +302,10 @@ def chats_can_be_written(subject: CheckSubject) -> Iterator[PlanProblem]:
         missing = [role for role in attributes.get("roles", ()) if role not in written]
         if missing:
             named = " and ".join(role if role == "tools" else f"{role} messages" for role in missing)
-            yield ModelLimitProblem(
+            yield subject.problem(
+                problems.ModelLimitProblem,
                 f"'{port}' of {subject.key} has {named}, which the chat template of '{policy}' does not write",
-                chain=(f"{subject.key}.{policy}",),
+                policy,
                 expected=", ".join(attributes["roles"]),
                 found=", ".join(recorded["chat_roles"]) or "no message of any role",
                 hints=(
@@ -336,7 +315,7 @@ def chats_can_be_written(subject: CheckSubject) -> Iterator[PlanProblem]:
             )
 
 
-def prompts_are_graded(subject: CheckSubject) -> Iterator[PlanProblem]:
+def prompts_are_graded(subject: CheckSubject) -> Iterator[problems.PlanProblem]:
     """Rows name the agents that grade them, or the config says who grades every row."""
     key, of_all, of_sets = "env.should_use_nemo_gym", "evaluation.environment", "evaluation.environments"
     flat, has_key = subject.config.flat, subject.config.has_key
@@ -350,10 +329,11 @@ def prompts_are_graded(subject: CheckSubject) -> Iterator[PlanProblem]:
         environment = "genrm_compare" if compared else "NAME   # one that `steps env list` shows"
         by_environment = f"{key}=false env.environment={environment}"
         by_function = ["reward=FILE.py:FUNCTION"] if has_key is None or has_key("reward") else []
-        yield AttributeConflict(
+        yield subject.problem(
+            problems.AttributeConflict,
             f"nothing grades '{port.name}' of {subject.key}: its rows name no agent, and the config no grader",
-            chain=(f"{subject.key}.{port.name}",),
-            where=subject.where(key),
+            port.name,
+            key,
             expected=f"{'a reward function, ' if by_function else ''}an environment for all rows, or agent_ref.name in "
             "each row",
             hints=(by_environment, *by_function) if compared else (*by_function, by_environment),
@@ -361,7 +341,7 @@ def prompts_are_graded(subject: CheckSubject) -> Iterator[PlanProblem]:
         return
 
 
-def judges_are_asked_as_trained(subject: CheckSubject) -> Iterator[PlanProblem]:
+def judges_are_asked_as_trained(subject: CheckSubject) -> Iterator[problems.PlanProblem]:
     """A generative reward model compares answers that are laid out as in its training data."""
     judge, settings = "env.nemo_gym.genrm_model.", "env.nemo_gym.environments."
     for port in subject.manifest.consumes:
@@ -372,31 +352,27 @@ def judges_are_asked_as_trained(subject: CheckSubject) -> Iterator[PlanProblem]:
         told = {key: value for key, value in flat.items() if re.fullmatch(rf"{settings}\w+\.layout", key)}
         if trained not in (told.values() or ("roles",)):
             key = next(iter(told), f"{settings}genrm_compare.layout")
-            yield AttributeConflict(
-                f"'{port.name}' of {subject.key} was trained on comparisons laid out otherwise than it would be asked",
-                chain=(f"{subject.key}.{port.name}",),
-                where=subject.where(key),
-                expected=f"{key}={trained}",
-                found=str(told.get(key, "roles")),
-                hints=(f"{key}={trained}",),
+            what = (
+                f"'{port.name}' of {subject.key} was trained on comparisons laid out otherwise than it would be asked"
             )
+            said = {
+                "expected": f"{key}={trained}",
+                "found": str(told.get(key, "roles")),
+                "hints": (f"{key}={trained}",),
+            }
+            yield subject.problem(problems.AttributeConflict, what, port.name, key, **said)
 
 
-def sorted_data_is_served_in_order(subject: CheckSubject) -> Iterator[PlanProblem]:
+def sorted_data_is_served_in_order(subject: CheckSubject) -> Iterator[problems.PlanProblem]:
     """Data that was sorted on purpose is not shuffled."""
     if subject.config.flat.get("data.shuffle") is not True:
         return
     for port in subject.manifest.consumes:
         order = subject.recorded(port.name).get("order")
         if order is not None:
-            yield AttributeConflict(
-                f"'{port.name}' of {subject.key} is sorted by {order}, and would be shuffled",
-                chain=(f"{subject.key}.{port.name}",),
-                where=subject.where("data.shuffle"),
-                expected="data.shuffle=false",
-                found="data.shuffle=true",
-                hints=("data.shuffle=false",),
-            )
+            what = f"'{port.name}' of {subject.key} is sorted by {order}, and would be shuffled"
+            said = {"expected": "data.shuffle=false", "found": "data.shuffle=true", "hints": ("data.shuffle=false",)}
+            yield subject.problem(problems.AttributeConflict, what, port.name, "data.shuffle", **said)
 
 
 CHECKS: tuple[Check, ...] = (

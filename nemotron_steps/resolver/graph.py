@@ -57,22 +57,14 @@ class Node:
         if replaced:  # an input stands in place of these
             overridden = {override.partition("=")[0].lstrip("+") for override in self.overrides}
             values = {**values, **dict.fromkeys((replaced - overridden) & values.keys())}
+        fields = {name: value for name, value in vars(self).items() if name in PlannedStep.__dataclass_fields__}
+        fields |= {"config": values, "config_name": self.config_name or DEFAULT}
         return PlannedStep(
-            key=self.key,
+            **fields,
             step_id=self.manifest.id,
-            manifest=self.manifest,
-            config_name=self.config_name or DEFAULT,
-            overrides=self.overrides,
-            config=values,
-            inputs=self.inputs,
             produces={port.name: port.type for port in self.manifest.produces},
-            inserted=self.inserted,
-            because=self.because,
-            earlier=self.earlier,
             memory=None if subject is None else subject.memory,
             turn_ends={} if subject is None else subject.turn_ends,
-            instance=self.instance,
-            checks=self.checks,
             variables=frozenset().union(*self.config.variables.values()),
             job=self.config.job,
         )
@@ -91,14 +83,13 @@ class Graph:
         self._compose = compose
         self._conversions: dict[tuple[tuple[str, str | None], str, str | None], StepOutput] = {}
 
-    def find_step(self, step_id: str, where: str | None) -> StepManifest | None:
-        """A step's manifest; None after reporting that there is none. `where` is who asked for it."""
+    def find_step(self, step_id: str, where: str | None) -> StepManifest:
+        """A step's manifest. StepsError, at `where`, who asked for it, if there is none."""
         try:
             return self.registry.step(step_id)
         except StepsError as error:
             error.where = error.where or where
-            self.report(error)
-            return None
+            raise
 
     def report(self, error: StepsError) -> None:
         """Note an error; one that carries several is taken apart."""
@@ -174,15 +165,9 @@ class Graph:
             elif node.key in path:
                 keys = list(path)
                 loop = [*keys[keys.index(node.key) :], node.key]
-                self.report(
-                    SourceCycle(
-                        f"the inputs of {node.key} come, in the end, from itself",
-                        chain=loop[::-1],
-                        where=node.manifest.where("step"),
-                        expected="sources that do not need this step",
-                        hints=tuple(f"steps show {self.nodes[key].manifest.id}" for key in dict.fromkeys(loop)),
-                    )
-                )
+                what = f"the inputs of {node.key} come, in the end, from itself"
+                hints = tuple(f"steps show {self.nodes[key].manifest.id}" for key in dict.fromkeys(loop))
+                self.report(SourceCycle(what, chain=loop[::-1], where=node.manifest.where("step"), hints=hints))
             elif node.key not in done:
                 path[node.key] = None
                 stack.append((node, True))

@@ -60,14 +60,8 @@ def _problem(
 ) -> PlanProblem:
     what, expected, found = format_violations(alike)
     show = f"steps show {subject.manifest.step.id}   # its configs, and the GPUs that each is for"
-    return kind(
-        f"{who}: {what}",
-        chain=(subject.key if port is None else f"{subject.key}.{port}",),
-        where=subject.where(alike[0].key),
-        expected=expected,
-        found=found,
-        hints=hints_of(alike) or (show,),
-    )
+    said = {"expected": expected, "found": found, "hints": hints_of(alike) or (show,)}
+    return subject.problem(kind, f"{who}: {what}", port, alike[0].key, **said)
 
 
 def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
@@ -83,14 +77,9 @@ def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
         elif name == "nodes":
             more = 'executor = "slurm" in the profile   # or another that has several nodes'
         smaller = [SMALLER[key]] if offered == 1 and SMALLER[key] in subject.manifest.config_names else []
-        yield LayoutProblem(
-            f"{subject.key} asks for more than its profile offers",
-            chain=(subject.key,),
-            where=subject.where(key),
-            expected=f"{key} of at most {offered} ({by})",
-            found=str(wanted),
-            hints=(*(f"-c {config}" for config in smaller), *([f"{key}={offered}"] if offered > 0 else []), more),
-        )
+        hints = [*(f"-c {config}" for config in smaller), *([f"{key}={offered}"] if offered > 0 else []), more]
+        what, expected = f"{subject.key} asks for more than its profile offers", f"{key} of at most {offered} ({by})"
+        yield subject.problem(LayoutProblem, what, None, key, expected=expected, found=str(wanted), hints=hints)
 
 
 def vllm_fits(subject: CheckSubject) -> Iterator[PlanProblem]:
@@ -104,7 +93,7 @@ def vllm_fits(subject: CheckSubject) -> Iterator[PlanProblem]:
         yield _problem(LayoutProblem, subject, who, each.violations, ports[0])
 
 
-def generators_have_gpus(subject: CheckSubject) -> Iterator[LayoutProblem]:
+def generators_have_gpus(subject: CheckSubject) -> Iterator[PlanProblem]:
     """A generator without a policy finds its GPUs on one node of its cluster (engine/placement/run.py)."""
     keys = vllm_keys("model", subject.config.flat.get)
     gpus = subject.integer("cluster.gpus_per_node")
@@ -116,13 +105,10 @@ def generators_have_gpus(subject: CheckSubject) -> Iterator[LayoutProblem]:
     smaller = math.gcd(width, gpus)
     experts = subject.integer(keys.experts or "") or 1
     also = f" {keys.experts}={smaller}" if experts > 1 else ""
-    yield LayoutProblem(
-        f"{subject.key}: a generator needs more GPUs than a node has",
-        chain=(subject.key,),
-        where=subject.where(keys.width),
-        expected=f"at most {gpus} (cluster.gpus_per_node)",
-        found=f"{keys.width}={width}",
-        hints=(f"{keys.width}={smaller}{also}", f"cluster.gpus_per_node={width}"),
+    hints = (f"{keys.width}={smaller}{also}", f"cluster.gpus_per_node={width}")
+    said = {"expected": f"at most {gpus} (cluster.gpus_per_node)", "found": f"{keys.width}={width}", "hints": hints}
+    yield subject.problem(
+        LayoutProblem, f"{subject.key}: a generator needs more GPUs than a node has", None, keys.width, **said
     )
 
 
@@ -133,7 +119,7 @@ def memory_of(subject: CheckSubject) -> StepMemory | None:
     return step_memory(MemorySettings.read(subject.get, subject.sizes), partial(_shape, subject))
 
 
-def memory_fits(subject: CheckSubject) -> Iterator[MemoryProblem]:
+def memory_fits(subject: CheckSubject) -> Iterator[PlanProblem]:
     """Every GPU has the memory that the parts on it take."""
     memory = subject.memory
     if memory is None or not memory.shortages:
@@ -149,10 +135,11 @@ def memory_fits(subject: CheckSubject) -> Iterator[MemoryProblem]:
     for shortage in memory.shortages:
         most = sorted(shortage.lines.items(), key=lambda item: -item[1])[:4]
         parts = [f"{role}'s {line} {count / GIB:.1f}" for (role, line), count in most]
-        yield MemoryProblem(
+        yield subject.problem(
+            MemoryProblem,
             f"{subject.key}: {shortage.what}",
-            chain=(subject.key,),
-            where=subject.where(shortage.key),
+            None,
+            shortage.key,
             expected=f"at most {shortage.there / GIB:.1f} GiB ({shortage.key})",
             found=f"{shortage.needed / GIB:.1f} GiB: {', '.join(parts)}",
             hints=hints,

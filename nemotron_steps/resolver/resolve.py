@@ -10,13 +10,7 @@ from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.packs import BUILT_IN, unusable_code
 from nemotron_steps.manifest.registry import Registry
-from nemotron_steps.resolver.checks import (
-    CHECKS,
-    CheckSubject,
-    check_attributes,
-    check_parameters,
-    check_placeholders,
-)
+from nemotron_steps.resolver import checks
 from nemotron_steps.resolver.graph import Graph, Node
 from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import FILLABLE, AttributeConflict, raise_all
@@ -56,18 +50,18 @@ def resolve(
     sources.report_unused()
     order = graph.in_order(nodes)
     artifacts, origins, conflicts = _check_inputs(order, graph)
-    subjects: dict[str, CheckSubject] = {}
+    subjects: dict[str, checks.CheckSubject] = {}
     for node in order:
         if not node.composed:
             continue
         of_job = {key: value for key, (value, _) in node.config.job.items() if value is not None}
         known_of = (artifacts[node.key], node.inputs, origins[node.key])
-        subject = CheckSubject(node.key, node.manifest, node.config, {**(profile or {}), **of_job}, *known_of)
+        subject = checks.CheckSubject(node.key, node.manifest, node.config, {**(profile or {}), **of_job}, *known_of)
         subjects[node.key] = subject
         for problem in (
-            *check_parameters(node.manifest, node.config, node.key),
-            *check_placeholders(node.manifest, node.config, node.key, {*node.inputs, *node.failed}),
-            *(problem for check in CHECKS for problem in check(subject)),
+            *checks.check_parameters(node.manifest, node.config, node.key),
+            *checks.check_placeholders(node.manifest, node.config, node.key, {*node.inputs, *node.failed}),
+            *(problem for check in checks.CHECKS for problem in check(subject)),
         ):
             if node.inserted:
                 _hint_at_fed(problem, node, order)
@@ -157,7 +151,7 @@ def _check_inputs(
         problems = []
         if any(at_port.values()):
             labels = {port: graph.label(source) for port, source in node.inputs.items()}
-            problems = check_attributes(node.manifest, at_port, key=node.key, sources=labels)
+            problems = checks.check_attributes(node.manifest, at_port, key=node.key, sources=labels)
             conflicts += problems
         for output in node.manifest.produces:
             made = StepOutput(node.key, output.name)

@@ -47,11 +47,8 @@ def pipeline_request(request: RunRequest, pipeline: PipelineManifest, has_key: H
     begin = _position("--from", request.first or names[0], names)
     end = _position("--until", request.until or names[-1], names)
     if end < begin:
-        raise UsageError(
-            f"stage '{request.until}' comes before '{request.first}'",
-            where=f"--from {request.first} --until {request.until}",
-            expected=f"one of {', '.join(names[begin:])} at --until",
-        )
+        what, later = f"stage '{request.until}' comes before '{request.first}'", ", ".join(names[begin:])
+        raise UsageError(what, where=f"--until {request.until}", expected=f"one of {later}")
     chain = request_for_pipeline(pipeline, inputs=dict(request.inputs))
     table = pipeline.configs.get(request.config or "", {})
     goals = []
@@ -75,11 +72,8 @@ def pipeline_request(request: RunRequest, pipeline: PipelineManifest, has_key: H
 def fanned_out_step(request: RunRequest, passthrough: tuple[str, ...]) -> Request:
     """One step as many, over what `--over` says. UsageError for several steps, which would have to be wired."""
     if len(request.targets) > 1:
-        raise UsageError(
-            "--over fans out one step, or stages of a pipeline; a list of steps is neither",
-            found=" ".join(request.targets),
-            hints=(f"steps run {request.targets[-1]} --over {request.over[0]}",),
-        )
+        what = "--over fans out one step, or stages of a pipeline; a list of steps is neither"
+        raise UsageError(what, hints=(f"steps run {request.targets[-1]} --over {request.over[0]}",))
     chain = request_for_steps(request.targets, config_name=request.config, inputs=dict(request.inputs))
     name = request.targets[0].rpartition(":")[2].rsplit("/", 1)[-1]
     goal = replace(chain.goals[0], name=name, overrides=passthrough)
@@ -113,37 +107,29 @@ def _overridden(
     for text in request.overrides:
         stage, dot, _ = text.lstrip("+~").partition(".")
         if own is None and (not dot or stage not in known):
-            shown = shown_override(text)
-            key = shown.lstrip("+~")
-            raise UsageError(
-                "an override of a pipeline names its stage",
-                where=f"override '{shown}'",
-                expected=f"STAGE.key=value with STAGE one of {', '.join(names)}",
-                hints=(f"{shown[: len(shown) - len(key)]}{names[-1]}.{key}",),
-            )
+            shown, expected = shown_override(text), f"STAGE.key=value with STAGE one of {', '.join(names)}"
+            hint = re.sub(r"^([+~]*)", rf"\g<1>{names[-1]}.", shown)
+            what, where = "an override of a pipeline names its stage", f"override '{shown}'"
+            raise UsageError(what, where=where, expected=expected, hints=(hint,))
     for stage in request.ignore_checks:
         _position("--ignore-checks", stage, known)
     goals = []
     for goal in chain.goals:
-        stages = {goal.name}
-        if goal.instance is not None:
-            goal, stages = given(goal), {goal.name, goal.instance.stage}
-        if stages & set(request.ignore_checks):
+        names_of = {goal.name, goal.instance.stage if goal.instance else None}
+        each = given(goal) if goal.instance else goal
+        if names_of & set(request.ignore_checks):
             checks = tuple(check.model_copy(update={"severity": "warn"}) for check in goal.checks)
-            goal = replace(goal, checks=checks)
-        goals.append(goal)
+            each = replace(each, checks=checks)
+        goals.append(each)
     return replace(chain, goals=tuple(goals))
 
 
 def _position(flag: str, stage: str, names: list[str]) -> int:
-    if stage not in names:
-        raise UsageError(
-            f"there is no stage '{stage}'",
-            where=f"{flag} {stage}",
-            expected=f"one of {', '.join(names)}",
-            hints=[f"{flag} {name}" for name in meant(stage, names)[:2]],
-        )
-    return names.index(stage)
+    if stage in names:
+        return names.index(stage)
+    hints = [f"{flag} {name}" for name in meant(stage, names)[:2]]
+    what, expected = f"there is no stage '{stage}'", f"one of {', '.join(names)}"
+    raise UsageError(what, where=f"{flag} {stage}", expected=expected, hints=hints)
 
 
 # -- fan-out --------------------------------------------------------------------------------------------------
@@ -249,18 +235,11 @@ def _pipeline_axes(over: Sequence[str], stages: list[str], has_key: HasKey) -> l
         pairs: dict[tuple[str, str], None] = {}
         for key in keys:
             stage, _, rest = key.partition(".")
-            if stage != "*" and (stage not in stages or not rest):
-                raise UsageError(
-                    "what a pipeline is fanned out over names its stage",
-                    where=f"--over {text}",
-                    expected=f"STAGE.KEY=V1,V2 with STAGE one of {', '.join(stages)}, or *.KEY=V1,V2 for every stage "
-                    "with that key",
-                    found=key,
-                    hints=(f"--over '*.{text}'",),
-                )
-            found = [name for name in stages if has_key(name, rest)] if stage == "*" else [stage]
-            if not found:
-                raise UsageError(f"no stage has a config key '{rest}'", where=f"--over {text}", found=key)
+            found = [name for name in stages if stage in ("*", name) and (stage != "*" or has_key(name, rest))]
+            if not found or not rest:
+                what = f"no stage has a config key '{rest}'" if stage == "*" else f"'{key}' names no stage"
+                expected = f"STAGE.KEY=V1,V2 with STAGE one of {', '.join(stages)}, or * for every stage with that key"
+                raise UsageError(what, where=f"--over {text}", expected=expected, hints=(f"--over '*.{text}'",))
             pairs |= dict.fromkeys((name, rest) for name in found)
         axes.append(Axis(list(pairs), values))
     return axes
@@ -279,12 +258,9 @@ def _parsed(text: str) -> tuple[list[str], Sequence[str]]:
             return keys, list(override.sweep_string_iterator()) if override.is_sweep_override() else [right]
     except OverrideParseException:
         pass
-    raise UsageError(
-        "this cannot be fanned out over",
-        where=f"--over {text}",
-        expected="KEY=V1,V2,… where KEY is a config key, or inputs.PORT for an input",
-        hints=("--over grpo.seed=42,43,44", "--over inputs.policy=MODEL_A,MODEL_B"),
-    )
+    expected = "KEY=V1,V2,… where KEY is a config key, or inputs.PORT for an input"
+    hints = ("--over grpo.seed=42,43,44",)
+    raise UsageError("this cannot be fanned out over", where=f"--over {text}", expected=expected, hints=hints)
 
 
 def _refuse_repeats(axes: Sequence[Axis]) -> None:
@@ -294,8 +270,7 @@ def _refuse_repeats(axes: Sequence[Axis]) -> None:
             raise UsageError(f"'{key}' of {stage} is fanned out over twice", expected="one --over with all values")
     for axis in axes:
         if len(set(axis.values)) < len(axis.values):
-            values = ",".join(axis.values)
-            raise UsageError(f"two instances would be the same: {'.'.join(axis.keys[0])}={values}")
+            raise UsageError(f"two instances would be the same: {'.'.join(axis.keys[0])}={','.join(axis.values)}")
 
 
 def quoted(text: str) -> str:

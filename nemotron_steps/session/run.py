@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 Display = Callable[["Plan"], AbstractContextManager["Listener | None"]]
 """Shows a plan, and within the context what the run records."""
+_NO_GPUS = re.compile(r"cluster\.gpus_per_node|.*backend=vllm")
+"""Where an error is, that another config may mend on a machine without GPUs, unless an override is WANTED."""
+_WANTED = re.compile(r"\+*cluster\.|.*backend=vllm")
 
 
 def run_here(
@@ -152,20 +155,9 @@ def _without_absent(plan: Plan, *, allow_unfilled: bool) -> Plan:
             key = reads[step.key][port]
             stage, changes = absent[key], plan.step(key).changes
             accept = (f"--accept {key}   # its code alone changed",) if changes is not None and changes.code else ()
-            problems.append(
-                MissingInput(
-                    f"'{port}' of {step.key} is what {stage} leaves, a stage before the first one asked for, and it is "
-                    "not here",
-                    chain=(stage, f"{step.key}.{port}"),
-                    expected=f"a result of {stage} as it is planned now, or another one given for it",
-                    found="none in this home",
-                    hints=(
-                        *accept,
-                        f"--input {step.key}.{port}=PATH",
-                        f"--from {next(iter(absent.values()))}   # makes it",
-                    ),
-                )
-            )
+            what = f"'{port}' of {step.key} is what {stage} leaves, which is not here as it is planned now"
+            hints = (*accept, f"--input {step.key}.{port}=PATH", f"--from {next(iter(absent.values()))}   # makes it")
+            problems.append(MissingInput(what, chain=(stage, f"{step.key}.{port}"), hints=hints))
         ports = tuple(port for port in step.manifest.consumes if port.name not in optional)
         inputs = {port: source for port, source in step.inputs.items() if port not in optional}
         manifest = step.manifest.with_ports(ports) if optional else step.manifest
@@ -194,11 +186,11 @@ def check(session: Session, plan: Plan) -> None:
         if "cpu" in step.manifest.config_names:
             on_cpu = "-c cpu   # the step's config for a machine without GPUs"
         has_gpus = prerequisites.gpus().state == prerequisites.OK
+        # Of a pipeline `-c` means other things, and overrides go before any config.
+        if len(plan.goals) > 1 or step.step_id != step.key or any(map(_WANTED.match, step.overrides)):
+            raise
         for problem in error.problems:
-            lacks = isinstance(problem, UnsupportedError) and re.match(
-                r"cluster\.gpus_per_node|.*backend=vllm", problem.where or ""
-            )
-            if lacks and len(plan.goals) == 1 and step.step_id == step.key:  # of a pipeline, `-c` means other things
+            if isinstance(problem, UnsupportedError) and _NO_GPUS.match(problem.where or ""):
                 problem.hints = (*problem.hints, on_cpu) if has_gpus else (on_cpu, *problem.hints)
         raise
 
@@ -241,17 +233,10 @@ def request_of_run(
     try:
         request = RunRequest.from_dict(info.request)
     except ValueError as error:
-        raise RequestError(
-            f"run '{info.id}' does not say what it was asked for",
-            where="run.json field request",
-            found=str(error),
-            hints=(f"steps run STEP -c CONFIG --resume {info.id}",),
-        ) from error
+        what, hints = f"run '{info.id}' does not say what it was asked for", (f"steps run STEP --resume {info.id}",)
+        raise RequestError(what, where="run.json field request", found=str(error), hints=hints) from error
     again = replace(request, profile=profile or request.profile, ignore_checks=(*request.ignore_checks, *ignore_checks))
     if MASK in request.command:
-        raise RequestError(
-            f"run '{info.id}' was given a secret, which is not kept",
-            found=request.command,
-            hints=(f"steps run --resume {info.id} {again.typed}   # with the secret again",),
-        )
+        hints = (f"steps run --resume {info.id} {again.typed}   # with the secret again",)
+        raise RequestError(f"run '{info.id}' was given a secret, which is not kept", found=request.command, hints=hints)
     return again

@@ -119,11 +119,8 @@ class Session:
         said = (where or "" for step in plan for key, (_, where) in step.job.items() if not key.startswith("cluster."))
         overrides = [where for where in said if where.startswith("override ")]
         if overrides and request.profile is None and not self.in_job:
-            raise RequestError(
-                "run.env is for the job that a profile starts, and no profile is asked for",
-                where=overrides[0],
-                hints=("-r PROFILE",),
-            )
+            what = "run.env is for the job that a profile starts, and no profile is asked for"
+            raise RequestError(what, where=overrides[0], hints=("-r PROFILE",))
         job = job_of(plan)
         return self.profile(request.profile, job if looked_up else {key: said[:2] for key, said in job.items()})
 
@@ -262,11 +259,8 @@ class Session:
         """The override that hands what stands after `--` to the last step. UsageError if it takes none."""
         last = request.targets[-1]
         if not self._has_key(last, PASSTHROUGH_KEY):
-            raise UsageError(
-                f"step '{last}' takes nothing after `--`: its config has no key '{PASSTHROUGH_KEY}'",
-                found=" ".join(request.passthrough),
-                hints=(f"steps show {last}",),
-            )
+            what = f"step '{last}' takes nothing after `--`: its config has no key '{PASSTHROUGH_KEY}'"
+            raise UsageError(what, found=" ".join(request.passthrough), hints=(f"steps show {last}",))
         quoted = ("'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in request.passthrough)
         return (f"{PASSTHROUGH_KEY}=[{','.join(quoted)}]",)
 
@@ -279,9 +273,8 @@ class Session:
                 raise self.registry.broken[request.targets[0]]
             return None
         if len(request.targets) > 1:
-            raise UsageError(
-                f"'{named[0]}' is a pipeline, and a pipeline is run alone", found=" ".join(request.targets)
-            )
+            what = f"'{named[0]}' is a pipeline, and a pipeline is run alone"
+            raise UsageError(what, found=" ".join(request.targets))
         if find(named[0]) is not None:
             return self.registry.pipeline(named[0])
         from nemotron_steps.manifest.registry import load_pipeline_file

@@ -71,12 +71,8 @@ def _describe_path(path: Path, ref: str, wanted_type: str, registry: Registry) -
     has_rows = (file.is_file() and file.stat().st_size for file in files)
     if types.is_a(wanted_type, "training_jsonl") and (found is None or not any(has_rows)):
         shape = next((f", rows like {ROWS[name]}" for name in ancestors if name in ROWS), "")
-        raise ArtifactError(
-            f"'{ref}' has no rows of {wanted_type}",
-            expected=f"JSON Lines: an unpacked file, or a folder, of *.jsonl{shape}",
-            found="a folder" if path.is_dir() else path.name,
-            hints=(f"steps types   # what {wanted_type} is",),
-        )
+        what, expected = f"'{ref}' has no rows of {wanted_type}", f"JSON Lines: an unpacked file or folder{shape}"
+        raise ArtifactError(what, expected=expected, hints=(f"steps types   # what {wanted_type} is",))
     if foreign is not None and found == "training_jsonl":
         raise unknown_rows(ref, wanted_type, first_row(path) or {})
     type_name = found or wanted_type

@@ -139,7 +139,7 @@ class Scorer:
 
 @pytest.mark.parametrize(
     ("given", "found"),
-    [(Scorer(), "Scorer"), (Scorer, "type"), (functools.partial(max, 1), "partial"), (len, "len"), (3, "int")],
+    [(Scorer(), "Scorer"), (Scorer, "type"), (functools.partial(max, 1), "partial"), (3, "int")],
 )
 def test_what_is_no_function_is_refused(given: Any, found: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a reward is a function") as caught:

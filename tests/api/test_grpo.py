@@ -128,7 +128,7 @@ def test_rows_in_memory_are_imported_for_the_step_that_is_asked_for(
     [
         (SFT, {"train_dataset": ROWS}, RequestError, "SFT has no argument 'train_dataset'"),
         (DPO, {"inputs": {}}, RequestError, "DPO has no argument 'inputs'"),
-        (SFT, {"rewards": shorter}, RequestError, "a config holds numbers"),
+        (SFT, {"rewards": shorter}, RequestError, "SFT has no argument 'rewards'"),
         (GRPO, {"rewards": shorter, "reward": shorter}, RequestError, "given twice"),
         (GRPO, {"reward_funcs": shorter}, RequestError, "GRPO has no argument 'reward_funcs'"),
         (Evaluation, {"rewards": shorter, "weights": []}, ConfigError, "every reward has a weight"),

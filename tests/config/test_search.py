@@ -40,13 +40,3 @@ def test_a_users_file_comes_first_and_the_files_beside_it_last(tmp_path, monkeyp
         assert name == "rl/toy/mine.v2.file" and first == Mount(name, mine.parent, mine)
         assert (first.path(name), first.path("rl/toy/other.file")) == (mine, None)
         assert (tuple(between), last) == (search.mounts(), Mount("rl/toy", mine.parent))
-
-
-def test_a_config_is_read_with_every_base_that_its_defaults_name(tmp_path):
-    root = write(tmp_path, "rl/toy/a.yaml", text="defaults: [b, /rl/base/common, gone, _self_]\n")
-    write(root, "rl/toy/b.yaml", text="steps: 1\ndefaults:\n  - a\n  - ../toy/c\n")
-    write(root, "rl/toy/c.yaml", "rl/base/common.yaml", "rl/toy/other.yaml", text="more: {defaults: [other]}\n")
-    search = SearchPath("rl/toy", (root,))
-    files = ("rl/toy/a", "rl/toy/b", "rl/base/common", "rl/toy/c")
-    assert search.with_bases(root / "rl/toy/a.yaml") == [root / f"{name}.yaml" for name in files]
-    assert search.with_bases(root / "rl/toy/other.yaml") == [root / "rl/toy/other.yaml"]
