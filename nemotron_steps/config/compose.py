@@ -32,7 +32,7 @@ INPUTS_KEY = "inputs"
 RUN_KEY = "run"
 _MARK = "art\0"
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
-_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*[,}]")
+ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*[,}]")
 
 
 class Reference(NamedTuple):
@@ -141,7 +141,7 @@ def compose(
         raise_problems(problems, f"the config of '{search.step}'")
     variables: dict[str, tuple[str, ...]] = {}
     for path, text in written:
-        for name in _ENVIRONMENT.finditer(text):
+        for name in ENVIRONMENT.finditer(text):
             # An empty one counts where there is no default.
             if os.environ.get(name[1]) or (name[1] in os.environ and not name[0].endswith(",")):
                 key = ".".join(path)
@@ -176,8 +176,3 @@ def nodes(node: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     yield path, node
     for key, item in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
         yield from nodes(item, (*path, str(key)))
-
-
-def variables_in(node: Any) -> set[str]:
-    """The environment variables that a config file's text, or unresolved values, interpolate."""
-    return set(_ENVIRONMENT.findall(str(node)))

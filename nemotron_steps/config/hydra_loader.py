@@ -29,7 +29,7 @@ from omegaconf._utils import split_key
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from nemotron_steps.config.compose import INPUTS_KEY, RUN_KEY, KeyPath, marked, nodes, origin_of, variables_in
+from nemotron_steps.config.compose import ENVIRONMENT, INPUTS_KEY, RUN_KEY, KeyPath, marked, nodes, origin_of
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.search import Mount, SearchPath, first_file
 from nemotron_steps.config.secrets import MASK, may_be_secret, note_variables, shown_override
@@ -251,7 +251,7 @@ def load_config(config: str | None, overrides: Sequence[str], search: SearchPath
         problem = _apply(override, tree, origins, any_key)
         problems += [] if problem is None else [problem]
     unresolved = OmegaConf.to_container(tree, resolve=False)
-    note_variables(variables_in(unresolved))
+    note_variables(ENVIRONMENT.findall(str(unresolved)))
     raise_problems(problems, f"the config of '{search.step}'")
     return Composition(_resolve(tree, unresolved, origins), unresolved, origins, files)
 

@@ -51,37 +51,22 @@ def by_alias(name: str, aliases: Mapping[str, Iterable[str]]) -> str | None:
 def misspelt(name: str, right: str) -> bool:
     """Whether one name is the other with slips of the keyboard, and so can be put in its place unasked.
 
-    Word by word, for `max_tokens` and `min_tokens`, `top_k` and `top_p` are near and mean other things: short words
-    must be the same, longer ones differ by a letter or a swap of two, very long ones by two. Another digit, or another
-    letter of a short word, is another name (`swe1` and `swe2`, `cpu` and `gpu`).
+    Word by word, for `max_tokens` and `min_tokens`, `top_k` and `top_p` are near and mean other things; with another
+    digit it is another name (`swe1` and `swe2`).
     """
+    from difflib import SequenceMatcher
+
     ours, theirs = name.lower().replace("-", "_"), right.lower().replace("-", "_")
     if ours.replace("_", "") == theirs.replace("_", ""):
         return True
     words = [re.split("[_./]", text) for text in (ours, theirs)]
-    pairs = [*zip(*words, strict=True)] if len(words[0]) == len(words[1]) else [(ours, theirs)]
-    for one, other in pairs:
-        shortest = min(len(one), len(other))
-        if _slips(one, other) > (shortest > 1) + (shortest >= 8 and one[0] == other[0]):
+    if len(words[0]) != len(words[1]):
+        words = [[ours], [theirs]]
+    for one, other in zip(*words, strict=True):
+        swapped = sorted(one) == sorted(other)
+        if not swapped and SequenceMatcher(None, one, other).ratio() < 0.75:
             return False
-    return True
-
-
-def _slips(one: str, other: str) -> int:
-    """Letters left out, added or changed, and neighbours swapped, of one word against another (of 3 at most: 3)."""
-    if abs(len(one) - len(other)) > 2:
-        return 3
-    before: list[int] = []
-    row: list[int] = [*range(len(other) + 1)]
-    for i, letter in enumerate(one, 1):
-        last, before, row = before, row, [i]
-        for j, wanted in enumerate(other, 1):
-            other_letter = 3 if len(one) < 5 or f"{letter}{wanted}".isalpha() is False else 1
-            cost = min(before[j] + 1, row[-1] + 1, before[j - 1] + (letter != wanted and other_letter))
-            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
-                cost = min(cost, last[j - 2] + 1)
-            row.append(cost)
-    return row[-1]
+    return re.findall(r"\d", ours) == re.findall(r"\d", theirs)
 
 
 def _tail(name: str) -> str:

@@ -35,9 +35,8 @@ from nemotron_steps.config.names import meant
 from nemotron_steps.config.schema.base import OnlyIf, Section
 from nemotron_steps.config.secrets import mask, note_variables, redact, redact_text
 from nemotron_steps.config.validation import validate
-from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError, UnsupportedError, raise_problems
-from nemotron_steps.errors.entry_points import entry_points
-from nemotron_steps.errors.plugins import load_object
+from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError, UnsupportedError
+from nemotron_steps.errors.plugins import entry_points, load_object
 
 ENTRY_POINT_GROUP = "nemotron_steps.trackers"
 _IN_EXAMPLES = {"mlflow": "./examples/mlflow_tracker   # in a checkout of nemotron-steps"}
@@ -103,17 +102,19 @@ def mirror_names() -> frozenset[str]:
 
 def settings_model(name: str) -> type[Table]:
     """What a mirror's table is checked against."""
-    if name in BUILT_IN:
-        return BUILT_IN[name]
-    brought = any(point.name == name for point in entry_points(ENTRY_POINT_GROUP))
-    model: type[Table] = getattr(tracker_class(name), "settings_model", OpenTable) if brought else OpenTable
+    if name in BUILT_IN or _tracker(name) is None:
+        return BUILT_IN.get(name, OpenTable)
+    model: type[Table] = getattr(tracker_class(name), "settings_model", OpenTable)
     return model
+
+
+def _tracker(name: str) -> str | None:
+    return next((point.value for point in entry_points(ENTRY_POINT_GROUP) if point.name == name), None)
 
 
 def tracker_class(name: str) -> Any:
     """The class that another package brings for a table. UnsupportedError if none does, or it cannot be loaded."""
-    reference = next((point.value for point in entry_points(ENTRY_POINT_GROUP) if point.name == name), None)
-    if reference is None:
+    if (reference := _tracker(name)) is None:
         raise UnsupportedError(
             f"the [{name}] table of env.toml needs a package that brings a tracker '{name}'",
             where=f"[{name}]",
@@ -216,21 +217,6 @@ _ALSO_CALLED = {
 """Second names of keys, as the public profiles have them."""
 JOB_KEYS = {key: _ALSO_CALLED.get(key, key) for key in _JobKeys.model_fields}
 """Key of `run.env` → the profile's."""
-_REASONS = {
-    "the step's cluster.* keys say how many processes work on a node": "nproc_per_node nprocs_per_node",
-    "a job runs the `steps` installed where it runs; nothing is packed": "packager packager_include_pattern pip_extras "
-    "code_src_dir run_command",
-    "images are built from containers/, not by a job": "build_partition build_time build_cache_dir build_include_gpus "
-    "build_gpus_per_node",
-    "runs are in the home: STEPS_HOME, or --home": "nemo_run_dir workspace",
-    "it is a key of executor slurm": "tunnel host user identity remote_job_dir",
-    "it is one of `mounts`": "lustre_mount",
-    "Ray is the image's": "ray_version",
-    "it is a key of executor ray; for a cluster that is there already the step has cluster.ray_address": "ray_address",
-    "it is a key of executor lepton": "node_group resource_shape",
-}
-_NO_EXECUTOR = {key: reason for reason, keys in _REASONS.items() for key in keys.split()}
-"""Keys seen in profiles written for other tools, and why they are refused: here they would do nothing."""
 
 
 @dataclass(frozen=True)
@@ -432,17 +418,8 @@ def _validated(
     model: type[TableT], values: Mapping[str, Any], table: str, lines: Mapping[tuple[str, str], str]
 ) -> TableT:
     origins = {(key,): where for (name, key), where in lines.items() if name == table}
-    open_, at = model.model_config.get("extra") == "allow", lines.get((table, ""), "env.toml")
-    refused = () if open_ else [key for key in values if key in _NO_EXECUTOR and key not in model.model_fields]
-    problems = []
-    for key in refused:
-        where = origins.get((key,), at)
-        # A value of several lines would go on after the comment.
-        hints = () if isinstance(values[key], list | dict) else (_sed(where, "s/^/# /"),)
-        what = f"unknown key '{key}' in [{table}], whose executor is {values.get('executor', 'local')}"
-        problems.append(ConfigError(f"{what}: {_NO_EXECUTOR[key]}", where=where, found=key, hints=hints))
-    raise_problems(problems, f"[{table}]")
-    return validate(ComposedConfig(f"[{table}]", dict(values), {}, origins, (Path(at),)), model)
+    file = Path(lines.get((table, ""), "env.toml"))
+    return validate(ComposedConfig(f"[{table}]", dict(values), {}, origins, (file,)), model)
 
 
 def _appended(where: str, image: str) -> str:

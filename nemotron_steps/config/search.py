@@ -5,7 +5,6 @@ and the folder that holds them. Nothing is read here but folder listings.
 """
 
 import posixpath
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from nemotron_steps.config.names import meant
 from nemotron_steps.errors import ConfigError, did_you_mean
 
 DEFAULT_CONFIG = "default"
-_DEFAULTS = re.compile(r"^defaults:\s*(\[[^\]]*\]|(?:\n[ \t]*-[^\n]*)+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -69,55 +67,34 @@ class SearchPath:
         own = (Mount(self.step, self.beside),) if self.beside is not None else ()
         return (*own, *(Mount("", root) for root in self.roots))
 
-    def names(self) -> tuple[str, ...]:
-        """The config names this step has, sorted."""
-        return tuple(self.files())
-
-    def files(self) -> dict[str, Path]:
-        """The file of each config of this step, sorted by name."""
-        folders = [mount.group(self.step) for mount in self._own()]
-        files = [file for folder in folders if folder is not None and folder.is_dir() for file in folder.glob("*.yaml")]
-        first = {file.stem: file for file in reversed(files)}
-        return dict(sorted(first.items()))
-
-    def with_bases(self, file: Path) -> list[Path]:
-        """A config's file and those its defaults lists name, as far as plain text tells: no interpolation, no group."""
-        found = [file]
-        for each in found:
-            listed = _DEFAULTS.search(each.read_text(encoding="utf-8", errors="replace"))
-            for name in re.findall(r"[\w./-]+", listed[1]) if listed is not None else ():
-                base = first_file(self.mounts(), name[1:] if name.startswith("/") else f"{self.step}/{name}")
-                if base is not None and base not in found:
-                    found.append(base)
-        return found
-
     def _own(self) -> list[Mount]:
         """The mounts that may hold configs of this step."""
         return [mount for mount in self.mounts() if mount.prefix or mount.folder not in self.rivals]
 
+    def names(self) -> tuple[str, ...]:
+        """The config names this step has, sorted."""
+        folders = [mount.group(self.step) for mount in self._own()]
+        return tuple(sorted({file.stem for folder in folders if folder for file in folder.glob("*.yaml")}))
+
     def locate(self, config: str | None) -> tuple[str | None, tuple[Mount, ...]]:
         """The Hydra name of a config and the mounts to compose it from: of a name (`tiny`), a path (`./mine.yaml`), or
-        None for `default`, which a step may lack: then the name is None.
-
-        Raises:
-            ConfigError: no such file or config; the nearest names are given.
-        """
-        names, show = self.names(), (f"steps show {self.step}   # its configs",)
+        None for `default`, which a step may lack: then the name is None. ConfigError with the nearest names where there
+        is no such file or config."""
+        names, hints = self.names(), (f"steps show {self.step}   # its configs",)
         if config is not None and is_path(config):
             file = Path(config).expanduser().absolute()
-            if not file.is_file():
-                there = {path.stem: path for path in file.parent.glob("*.y*ml")}
-                close = meant(file.stem, there)[:1]
-                raise ConfigError(
-                    f"config file '{config}' does not exist",
-                    where=f"-c {config}",
-                    expected=f"a yaml file, or one of: {', '.join(names) or 'this step has no named configs'}",
-                    hints=did_you_mean([str(there[other]) for other in close]) or show,
-                )
-            # A name of its own, so that a file called tiny.yaml can build on the step's tiny; the files beside it
-            # come after the step's configs.
-            name = f"{self.step}/{file.stem}.file"
-            return name, (Mount(name, file.parent, file), *self.mounts(), Mount(self.step, file.parent))
+            if file.is_file():
+                # A name of its own, so that a file called tiny.yaml can build on the step's tiny; the files beside it
+                # come after the step's configs.
+                name = f"{self.step}/{file.stem}.file"
+                return name, (Mount(name, file.parent, file), *self.mounts(), Mount(self.step, file.parent))
+            there = {path.stem: path for path in file.parent.glob("*.y*ml")}
+            raise ConfigError(
+                f"config file '{config}' does not exist",
+                where=f"-c {config}",
+                expected=f"a yaml file, or one of: {', '.join(names) or 'this step has no named configs'}",
+                hints=did_you_mean([str(there[other]) for other in meant(file.stem, there)[:1]]) or hints,
+            )
         name = config or DEFAULT_CONFIG
         if first_file(self._own(), f"{self.step}/{name}") is not None:
             return f"{self.step}/{name}", self.mounts()
@@ -128,7 +105,7 @@ class SearchPath:
             where=f"-c {name}",
             expected=", ".join(names) or "a path to a yaml file: this step has no named configs",
             found=name,
-            hints=tuple(f"-c {other}" for other in meant(name, names)) or show,
+            hints=tuple(f"-c {other}" for other in meant(name, names)) or hints,
         )
 
 

@@ -6,17 +6,15 @@ pydantic; importing `nemotron_steps.config` does not.
 
 import math
 import re
-import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from nemotron_steps.config.compose import ComposedConfig, KeyPath, origin_of
 from nemotron_steps.config.names import meant, nearest
-from nemotron_steps.config.schema.base import OPERATIONAL, BrokenRulesError
+from nemotron_steps.config.schema.base import OPERATIONAL, BrokenRulesError, members
 from nemotron_steps.config.secrets import MASK, is_secret_key, looks_random, mask, shown_override
 from nemotron_steps.errors import ConfigError, raise_problems, renamed_key
 from nemotron_steps.errors.plugins import load_object
@@ -91,14 +89,14 @@ def _walk(model: type[BaseModel], prefix: str, *, operational: bool = False) -> 
             yield key
         if marked and operational:
             continue
-        for member in _members(info.annotation):
+        for member in members(info.annotation):
             kind = _kind(member)
             if issubclass(kind, BaseModel):
                 yield from _walk(kind, f"{key}.", operational=operational)
             elif issubclass(kind, Mapping):
                 if not operational:
                     yield f"{key}.{WILDCARD}"
-                for below in _members(_item(member)):
+                for below in members(_item(member)):
                     if issubclass(kind := _kind(below), BaseModel):
                         yield from _walk(kind, f"{key}.{WILDCARD}.", operational=operational)
 
@@ -112,7 +110,7 @@ def _accepts(annotation: Any, path: Sequence[str]) -> bool:
     if not path or annotation is Any:
         return True
     head, *rest = path
-    for member in _members(annotation):
+    for member in members(annotation):
         kind = _kind(member)
         if issubclass(kind, BaseModel):
             below = [kind.model_fields[head].annotation] if head in kind.model_fields else []
@@ -124,15 +122,6 @@ def _accepts(annotation: Any, path: Sequence[str]) -> bool:
         if any(_accepts(each, rest) for each in below):
             return True
     return False
-
-
-def _members(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union, Annotated stripped; a plain annotation is its own only member."""
-    if hasattr(annotation, "__metadata__"):
-        return _members(annotation.__origin__)
-    if get_origin(annotation) in (Union, types.UnionType):
-        return tuple(chain.from_iterable(map(_members, get_args(annotation))))
-    return (annotation,)
 
 
 def _kind(member: Any) -> type:

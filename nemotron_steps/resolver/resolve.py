@@ -208,7 +208,6 @@ def _remarks(order: Sequence[Node], goals: Sequence[Node], graph: Graph) -> Iter
         if node.config.unread is not None:
             yield f"the config of {node.key}, which has no implementation here, cannot be read: {node.config.unread}"
     # Environment variables that are set, are meant for a step, and change nothing here.
-    read = {name for node in order for names in node.config.variables.values() for name in names}
     for node in order:
         for port in node.manifest.consumes:
             key, source = next(iter(port.bindings), None), node.inputs.get(port.name)
@@ -219,9 +218,6 @@ def _remarks(order: Sequence[Node], goals: Sequence[Node], graph: Graph) -> Iter
                     f"{name} is set, but '{port.name}' of {node.key} is {graph.label(source)}; "
                     f'--input {port.name}="${name}" takes it instead'
                 )
-        for name, other in node.config.idle:
-            if name not in read:
-                yield f"{name} is set, and nothing in the config of {node.key} reads it (its config {other} does)"
     # Steps of the request, other than the last, whose outputs nothing reads; a report is an end in itself.
     used = {s.step_key for node in order for s in node.inputs.values() if isinstance(s, StepOutput)}
     last = goals[-1].instance if goals else None

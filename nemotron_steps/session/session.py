@@ -17,7 +17,6 @@ from nemotron_steps.session.run_request import UsageError
 
 if TYPE_CHECKING:
     from nemotron_steps.artifacts.store import ArtifactStore
-    from nemotron_steps.config.compose import ComposedConfig
     from nemotron_steps.config.profiles import MirrorSettings, Profile
     from nemotron_steps.config.search import SearchPath
     from nemotron_steps.manifest.models import StepManifest
@@ -220,12 +219,10 @@ class Session:
             config = StepConfig({}, unread=error.what)
         else:
             values, known = found.values, None
-            idle: tuple[tuple[str, str], ...] = ()
             if schema is not None:
                 bound = frozenset(key for port in manifest.consumes for key in port.bindings)
                 values, known = complete(found, schema, bound), lambda dotted: has_key(schema, dotted)
-                idle = _idle_variables(search, found)
-            config = StepConfig(values, found.inputs, known, found.origin, found.variables, idle, job=found.job)
+            config = StepConfig(values, found.inputs, known, found.origin, found.variables, job=found.job)
         self._composed[key] = config
         return config
 
@@ -340,17 +337,3 @@ def _node_notes(request: RunRequest, plan: Plan, profile: Profile, job: Profile)
         if wanted and uses and wanted > uses:
             notes.append(f"run.env.nodes={wanted}: {step.key} works on {uses} of them, its cluster.num_nodes")
     return notes
-
-
-def _idle_variables(search: SearchPath, composed: ComposedConfig) -> tuple[tuple[str, str], ...]:
-    """Environment variables that are set and that another config of the step reads, and which config that is."""
-    from nemotron_steps.config.compose import variables_in
-
-    found: dict[str, str] = {}
-    for config, file in reversed(search.files().items()):
-        for each in search.with_bases(file):
-            names = variables_in(each.read_text(encoding="utf-8", errors="replace"))
-            found |= {name: config for name in names if os.environ.get(name)}
-    files = composed.files if found else ()
-    here = {name for file in files for name in variables_in(file.read_text(encoding="utf-8", errors="replace"))}
-    return tuple((name, config) for name, config in sorted(found.items()) if name not in here)

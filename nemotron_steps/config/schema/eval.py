@@ -6,10 +6,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section
-from nemotron_steps.config.schema.policy import GenerationConfig
+from nemotron_steps.config.schema.policy import GenerationConfig, option_rules, own_keys
 from nemotron_steps.config.schema.reward import RewardedConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, DataFileConfig, EnvConfig, PromptFilesConfig
-from nemotron_steps.config.schema.vllm_options import option_rules, own_keys
 
 
 class EvaluationConfig(Section):

@@ -158,25 +158,13 @@ class GrpoConfig(Section):
         return values
 
     def _broken_rules(self) -> Iterator[Rule]:
-        low, high = self.advantage_clip_low, self.advantage_clip_high
-        if low is not None and high is not None and low > high:
-            what = f"grpo.advantage_clip_low={low} is above grpo.advantage_clip_high={high}"
-            yield Rule("advantage_clip_low", what, "advantage_clip_low=null advantage_clip_high=null")
         if self.val_start_at > 0 and self.val_period <= 0:
             what = f"grpo.val_start_at={self.val_start_at} needs validations, and grpo.val_period={self.val_period}"
             yield Rule("val_start_at", what, "val_start_at=-1")
-        if self.num_generations_per_prompt == 1 and self._centres_rewards:
+        centres = self.adv_estimator.name != "reinforce_plus_plus" or self.adv_estimator.minus_baseline
+        if self.num_generations_per_prompt == 1 and centres:
             what = "grpo.num_generations_per_prompt=1: every advantage would be 0, with no other answer to compare with"
             yield Rule("num_generations_per_prompt", what, "num_generations_per_prompt=8")
-        scaling = self.reward_scaling
-        scaled = scaling.enabled and (scaling.target_min, scaling.target_max) != (0, 1)
-        if self.epsilon_filtering.enabled and scaled:
-            what = (
-                "grpo.epsilon_filtering looks for groups whose scaled reward is near 0 or 1, and grpo.reward_scaling "
-                f"maps rewards onto [{scaling.target_min:g}, {scaling.target_max:g}]"
-            )
-            fix = "reward_scaling.target_min=0 reward_scaling.target_max=1"
-            yield Rule("epsilon_filtering.enabled", what, fix)
         for fault in ("invalid_tool_call", "malformed_thinking"):
             masked = fault == "invalid_tool_call" and self.invalid_tool_call_strategy == "mask"
             if getattr(self, f"penalize_{fault}") and getattr(self, f"{fault}_advantage") is None and not masked:
@@ -202,10 +190,6 @@ class GrpoConfig(Section):
         if list(names) != sorted(names):
             what = "grpo.adv_estimator.reward_weights are in alphabetical order of the components, and these are not"
             yield Rule("adv_estimator.components", what, f"adv_estimator.components=[{','.join(sorted(names))}]")
-
-    @property
-    def _centres_rewards(self) -> bool:
-        return self.adv_estimator.name != "reinforce_plus_plus" or self.adv_estimator.minus_baseline
 
     @property
     def prompts_per_generation_batch(self) -> int:
@@ -267,7 +251,11 @@ class LossFnConfig(Section):
         OnlyIf("token_level_loss"),
     ] = False
     """A token-level loss on the clipped ratio lp - lp_prev."""
-    sequence_level_importance_ratios: Annotated[bool, OnlyIf("token_level_loss", False)] = False
+    sequence_level_importance_ratios: Annotated[
+        bool,
+        OnlyIf("token_level_loss", False),
+        OnlyIf("truncated_importance_sampling_type", None, "tis", "icepop"),
+    ] = False
     """GSPO."""
     use_importance_sampling_correction: bool = False
     truncated_importance_sampling_type: Annotated[
@@ -284,20 +272,12 @@ class LossFnConfig(Section):
     def _broken_rules(self) -> Iterator[Rule]:
         kind, key = self.truncated_importance_sampling_type, "truncated_importance_sampling"
         upper, lower = self.truncated_importance_sampling_ratio, self.truncated_importance_sampling_ratio_min
-        if kind is not None:
-            usual_lower, usual_upper = _USUAL_BOUNDS[kind]
-            if upper is None:
-                what = f"loss_fn.{key}_type={kind} needs an upper bound, {key}_ratio"
-                yield Rule(f"{key}_type", what, f"{key}_ratio={usual_upper:g}")
-            if usual_lower is not None and lower is None:
-                what = f"loss_fn.{key}_type={kind} needs a lower bound, {key}_ratio_min"
-                yield Rule(f"{key}_type", what, f"{key}_ratio_min={usual_lower}")
-        if upper is not None and lower is not None and lower > upper:
-            what = f"loss_fn.{key}_ratio_min={lower} is above {key}_ratio={upper}"
-            yield Rule(f"{key}_ratio_min", what, f"{key}_ratio_min=null")
-        if kind == "seq-mask-tis" and self.sequence_level_importance_ratios:
-            what = "seq-mask-tis weighs tokens, loss_fn.sequence_level_importance_ratios weighs sequences"
-            yield Rule(f"{key}_type", what, f"{key}_type=tis")
+        if kind is None:
+            return
+        for name, bound, usual in zip(("ratio_min", "ratio"), (lower, upper), _USUAL_BOUNDS[kind], strict=True):
+            if usual is not None and bound is None:
+                what = f"loss_fn.{key}_type={kind} needs a bound, {key}_{name}"
+                yield Rule(f"{key}_type", what, f"{key}_{name}={usual:g}")
 
     @property
     def reads_prev_logprobs(self) -> bool:

@@ -1,20 +1,12 @@
 """`policy.*`: the trained model, how it is parallelised and optimised, and how it generates."""
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, get_args
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
-from nemotron_steps.config.names import nearest
-from nemotron_steps.config.schema.base import OPERATIONAL, OnlyIf, Rule, Section
-from nemotron_steps.config.schema.peft import AdapterConfig, LoraConfig, PeftConfig
+from nemotron_steps.config.schema.base import OPERATIONAL, OnlyIf, Rule, Section, written
 
 ReasoningParserName = Literal["qwen3", "deepseek_r1", "nano_v3", "none"]
 """How reasoning is told from the answer: nemotron_steps/engine/rollouts/conversation.py."""
@@ -39,6 +31,49 @@ OF_MEGATRON, OF_DTENSOR = OnlyIf("dtensor_cfg.enabled", False), OnlyIf("dtensor_
 
 def _none_is_empty(value: Any) -> Any:
     return () if value is None else value
+
+
+Modules = Annotated[tuple[str, ...], BeforeValidator(_none_is_empty)]
+"""Names of linear layers, or patterns of their whole names (`*.layers.0.*.linear_qkv`)."""
+
+
+_ON = OnlyIf("enabled")
+
+
+class AdapterConfig(Section):
+    """What both policies' adapters have: y = W x + alpha / dim · B A x, with W frozen and B starting at 0."""
+
+    enabled: bool = False
+    target_modules: Annotated[Modules, _ON] = ()
+    """Linear layers that get an adapter; empty: all, of attention, of dense MLPs and, under the megatron policy, of
+    Mamba-2."""
+    exclude_modules: Annotated[Modules, _ON, OnlyIf("target_modules", ())] = ()
+    """Without target_modules: linear layers that get none."""
+    dim: Annotated[PositiveInt, _ON] = 32
+    """The rank r of A [r, in] and B [out, r]."""
+    alpha: Annotated[PositiveFloat, _ON] = 32.0
+    dropout: Annotated[float, _ON] = Field(0.0, ge=0, lt=1)
+    """Share of the adapter's input ("pre") or output ("post") that a training pass leaves out. SFT and DPO."""
+    dropout_position: Annotated[Literal["pre", "post"], _ON, OnlyIf("dropout")] = "pre"
+
+
+class PeftConfig(AdapterConfig):
+    """`policy.megatron_cfg.peft`. Module names are Megatron's: linear_qkv, linear_proj, linear_fc1, linear_fc2,
+    in_proj and out_proj of Mamba-2."""
+
+    lora_A_init_method: Annotated[Literal["uniform", "xavier"], _ON] = "uniform"
+    """uniform: Kaiming's, as PEFT starts A; xavier: Glorot's normal."""
+
+
+class LoraConfig(AdapterConfig):
+    """`policy.dtensor_cfg.lora_cfg`. Module names are the transformers model's: q_proj, gate_proj, …"""
+
+    target_modules: Annotated[Modules, _ON, OnlyIf("match_all_linear", False)] = ()
+    match_all_linear: Annotated[bool, _ON, OnlyIf("target_modules")] = True
+    """Every linear layer of the decoder, but those of `exclude_modules`; false: those of `target_modules`."""
+    dim: Annotated[PositiveInt, _ON] = 8
+    lora_A_init: Annotated[Literal["uniform", "xavier"], _ON] = "uniform"
+    """As lora_A_init_method of the megatron policy."""
 
 
 class OptimizerConfig(Section):
@@ -66,9 +101,6 @@ class OptimizerConfig(Section):
         if self.exp_avg_sq_dtype != "float32" and self.adam_beta2 > 1 - 2**-8:
             what = f"exp_avg_sq_dtype=bfloat16 needs adam_beta2 <= 0.996, not {self.adam_beta2}: less decay rounds to 0"
             yield Rule("exp_avg_sq_dtype", what, "exp_avg_sq_dtype=float32")
-        if self.lr * self.weight_decay > 0.01:
-            what = f"lr x weight_decay = {self.lr * self.weight_decay:g} of every weight is lost in every step"
-            yield Rule("weight_decay", what, "weight_decay=0.01")
 
 
 class SchedulerConfig(Section):
@@ -274,15 +306,48 @@ class GenerationConfig(Section):
         """Devices that one generator spreads over."""
         return self.vllm_cfg.tensor_parallel_size if self.backend == "vllm" else 1
 
-    @field_validator("reasoning_parser", "tool_parser", mode="before")
-    @classmethod
-    def _known_parser(cls, value: Any, info: ValidationInfo) -> Any:
-        known = get_args(ReasoningParserName if info.field_name == "reasoning_parser" else ToolParserName)
-        if value not in known:
-            close = nearest(str(value), known)
-            guess = f"; did you mean {' or '.join(close)}?" if close else ""
-            raise ValueError(f"no parser is named {value!r}{guess} (known: {', '.join(known)})")
-        return value
+
+RECORDING = "enable_return_routed_experts"
+"""vLLM's argument for returning the experts that tokens went through."""
+FIXED = frozenset(
+    {"distributed_executor_backend", "worker_extension_cls", "logprobs_mode", "load_format", "weight_transfer_config",
+     "enable_sleep_mode", "skip_tokenizer_init"}
+)  # fmt: skip
+"""vLLM's arguments that training and evaluations depend on."""
+
+
+def own_keys(section: str, seed: str, model: str, generation: str = "generation") -> dict[str, str]:
+    """vLLM's argument → the config key that is for it, of a step whose lengths and precision are in `section`."""
+    cfg = f"{generation}.vllm_cfg"
+    same = ("max_num_seqs", "gpu_memory_utilization", "tensor_parallel_size", "enforce_eager")
+    return {
+        "model": model,
+        "dtype": f"{section}.precision",
+        "seed": f"{seed}.seed",
+        "max_model_len": f"{section}.max_total_sequence_length",
+        "enable_expert_parallel": f"{cfg}.expert_parallel_size",
+        **{name: f"{cfg}.{name}" for name in same},
+    }
+
+
+OF_POLICY = {
+    **own_keys("policy", "grpo", "policy.checkpoint", "policy.generation"),
+    RECORDING: "policy.router_replay.enabled",
+}
+
+
+def option_rules(config: GenerationConfig, section: str, own: Mapping[str, str]) -> Iterator[Rule]:
+    """Broken rules of a whole config about its `vllm_kwargs`, at the key `section`; `own` as OF_POLICY. The recording
+    of experts where nothing has a key for it is left to vLLM's default."""
+    for name, value in config.vllm_kwargs.items() if config.backend == "vllm" else ():
+        key, there = f"{section}.vllm_kwargs.{name}", own.get(name)
+        if there is not None:
+            # Which of several models, and over how many GPUs, is not known.
+            plain = isinstance(value, int | float | str) and name not in ("model", "enable_expert_parallel")
+            moved = f" {there}={shlex.quote(written(value))}" if plain else ""
+            yield Rule(key, f"vLLM's {name} has a key of its own: {there}", f"~{key}{moved}")
+        elif name in FIXED or name == RECORDING:
+            yield Rule(key, f"vLLM's {name} cannot be changed: the step depends on it", f"~{key}")
 
 
 class TokenizerConfig(Section):
