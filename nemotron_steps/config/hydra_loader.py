@@ -242,7 +242,7 @@ def load_config(config: str | None, overrides: Sequence[str], search: SearchPath
     configs. `any_key`: they may set keys that no file mentions, without Hydra's `+`."""
     name, mounts = search.locate(config)
     parsed, problems = parse_overrides(overrides)
-    tree, origins, files = OmegaConf.create({}), dict[KeyPath, str](), ()
+    tree, origins, files = OmegaConf.create({}), dict[KeyPath, str](), tuple[Path, ...]()
     if name is not None:
         repository = MountRepository(mounts, search.step)
         tree, parsed = _merged(name, repository, parsed, origins)

@@ -29,7 +29,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StrictStr
 
-from nemotron_steps.config.compose import ComposedConfig
+from nemotron_steps.config.compose import ComposedConfig, KeyPath
 from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
 from nemotron_steps.config.names import meant
 from nemotron_steps.config.schema.base import OnlyIf, Section
@@ -417,7 +417,7 @@ def _table_lines(text: str) -> dict[tuple[str, str], int]:
 def _validated(
     model: type[TableT], values: Mapping[str, Any], table: str, lines: Mapping[tuple[str, str], str]
 ) -> TableT:
-    origins = {(key,): where for (name, key), where in lines.items() if name == table}
+    origins: dict[KeyPath, str] = {(key,): where for (name, key), where in lines.items() if name == table}
     file = Path(lines.get((table, ""), "env.toml"))
     return validate(ComposedConfig(f"[{table}]", dict(values), {}, origins, (file,)), model)
 

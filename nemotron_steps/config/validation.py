@@ -189,11 +189,10 @@ def _key_path(location: Sequence[int | str], values: Any, *, missing: bool) -> K
     """A pydantic location without the names of union members and validators it is mixed with: only parts that are found
     in what was validated are kept, and, if `missing`, the last one."""
     path: list[str] = []
-    node = values
+    node: Any = values
     for part in location:
-        if (isinstance(node, Mapping) and part in node) or (
-            isinstance(node, list | tuple) and isinstance(part, int) and part < len(node)
-        ):
+        has_item = isinstance(node, list | tuple) and isinstance(part, int) and part < len(node)
+        if has_item or (isinstance(node, Mapping) and part in node):
             node = node[part]
             path.append(str(part))
     return (*path, str(location[-1])) if missing else tuple(path)

@@ -126,10 +126,10 @@ def names_in(file: Path) -> frozenset[str] | None:
     tells. The file is read, not run."""
     import ast
 
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.alias):
             found.add((node.asname or node.name).partition(".")[0])
         else:
-            found.add(getattr(node, "id", None) or getattr(node, "name", None))
-    return None if {"*", "__getattr__", "globals", "exec", "setattr"} & found else frozenset(filter(None, found))
+            found.add(str(getattr(node, "id", None) or getattr(node, "name", None)))
+    return None if {"*", "__getattr__", "globals", "exec", "setattr"} & found else frozenset(found)

@@ -64,7 +64,6 @@ REFUSED: dict[Any, list[dict[str, Any]]] = {
         {"policy.train_global_batch_size": 128, **ON_POLICY},
         {"grpo.async_grpo.enabled": True, **ON_POLICY},
         {"policy.generation.top_p": 0.9, "loss_fn.reference_policy_kl_penalty": 0.1},
-        {"checkpointing.checkpoint_must_save_by": "0:99:99:99"},
         {"policy.generation.temperature": 0},
         {"policy.sequence_packing.train_mb_tokens": 4000, **PACKS},
         {"policy.dynamic_batching.train_mb_tokens": 4096, "policy.dynamic_batching.enabled": True, **DTENSOR,

@@ -52,8 +52,9 @@ class AdapterConfig(Section):
     dim: Annotated[PositiveInt, _ON] = 32
     """The rank r of A [r, in] and B [out, r]."""
     alpha: Annotated[PositiveFloat, _ON] = 32.0
-    dropout: Annotated[float, _ON] = Field(0.0, ge=0, lt=1)
-    """Share of the adapter's input ("pre") or output ("post") that a training pass leaves out. SFT and DPO."""
+    dropout: Annotated[float, _ON, OnlyIf("activation_checkpointing", False)] = Field(0.0, ge=0, lt=1)
+    """Share of the adapter's input ("pre") or output ("post") that a training pass leaves out. SFT and DPO. It would be
+    another one for what is recomputed of a layer, and on each tensor-parallel rank."""
     dropout_position: Annotated[Literal["pre", "post"], _ON, OnlyIf("dropout")] = "pre"
 
 
@@ -61,6 +62,9 @@ class PeftConfig(AdapterConfig):
     """`policy.megatron_cfg.peft`. Module names are Megatron's: linear_qkv, linear_proj, linear_fc1, linear_fc2,
     in_proj and out_proj of Mamba-2."""
 
+    dropout: Annotated[
+        float, _ON, OnlyIf("activation_checkpointing", False), OnlyIf("tensor_model_parallel_size", 1)
+    ] = Field(0.0, ge=0, lt=1)
     lora_A_init_method: Annotated[Literal["uniform", "xavier"], _ON] = "uniform"
     """uniform: Kaiming's, as PEFT starts A; xavier: Glorot's normal."""
 
@@ -126,7 +130,7 @@ _TRAINS_ALL = OnlyIf("peft.enabled", False)  # adapters leave the weights as the
 class MegatronConfig(Section):
     """`policy.megatron_cfg`: megatron-core's layout and optimizer."""
 
-    enabled: bool = True
+    enabled: Annotated[bool, OF_DTENSOR] = True
     tensor_model_parallel_size: Annotated[PositiveInt, OPERATIONAL, OF_MEGATRON] = 1
     pipeline_model_parallel_size: Annotated[PositiveInt, OPERATIONAL, OF_MEGATRON] = 1
     context_parallel_size: Annotated[PositiveInt, OPERATIONAL, OF_MEGATRON] = 1
@@ -154,12 +158,6 @@ class MegatronConfig(Section):
     peft: Annotated[PeftConfig, OF_MEGATRON] = PeftConfig()
     optimizer: Annotated[OptimizerConfig, OF_MEGATRON] = OptimizerConfig()
     scheduler: Annotated[SchedulerConfig, OF_MEGATRON] = SchedulerConfig()
-
-    def _broken_rules(self) -> Iterator[Rule]:
-        cuts = "tensor-parallel ranks" if self.tensor_model_parallel_size > 1 else ""
-        between = "a layer and what is recomputed of it" if self.activation_checkpointing else cuts
-        if self.peft.enabled and self.peft.dropout > 0 and between:
-            yield Rule("peft.dropout", f"an adapter's dropout would differ between {between}", "peft.dropout=0")
 
 
 class AdamWKwargs(Section):
@@ -204,11 +202,6 @@ class DTensorConfig(Section):
     activation_checkpointing: Annotated[bool, OPERATIONAL, OnlyIf("enabled")] = False
     cpu_offload: Annotated[bool, OPERATIONAL, OnlyIf("enabled")] = False
     lora_cfg: Annotated[LoraConfig, OnlyIf("enabled")] = LoraConfig()
-
-    def _broken_rules(self) -> Iterator[Rule]:
-        if self.lora_cfg.enabled and self.lora_cfg.dropout > 0 and self.activation_checkpointing:
-            what = "an adapter's dropout would differ between a layer and what is recomputed of it"
-            yield Rule("lora_cfg.dropout", what, "lora_cfg.dropout=0")
 
 
 class SequencePackingConfig(Section):
@@ -391,9 +384,6 @@ class PolicyConfig(Section):
         return self.dtensor_cfg.lora_cfg if self.dtensor_cfg.enabled else self.megatron_cfg.peft
 
     def _broken_rules(self) -> Iterator[Rule]:
-        if not self.dtensor_cfg.enabled and not self.megatron_cfg.enabled:
-            what = "policy.megatron_cfg or policy.dtensor_cfg must be enabled: there is no policy to train"
-            yield Rule("megatron_cfg.enabled", what, "megatron_cfg.enabled=true")
         if self.scheduler is None:
             return
         schedulers = sum(entry.name is not None for entry in self.scheduler)

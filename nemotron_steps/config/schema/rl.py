@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from nemotron_steps.config.schema.base import OPERATIONAL, OnlyIf, Rule, Section, get_raw, move_alias, put_raw
 from nemotron_steps.config.schema.grpo import GrpoConfig, LossFnConfig, RewardPenaltiesConfig
@@ -84,15 +84,10 @@ class NemoGymConfig(Section):
 class EnvConfig(Section):
     """`env.*`."""
 
-    should_use_nemo_gym: bool = True
+    should_use_nemo_gym: Annotated[bool, OnlyIf("environment")] = True
     """True: each row's agent_ref names its environment. False: every row goes to `environment`."""
     environment: str | None = None
     nemo_gym: NemoGymConfig = NemoGymConfig()
-
-    def _broken_rules(self) -> Iterator[Rule]:
-        if not self.should_use_nemo_gym and self.environment is None:
-            what = "env.should_use_nemo_gym=false needs env.environment, the one that every row goes to"
-            yield Rule("should_use_nemo_gym", what, "should_use_nemo_gym=true")
 
     @property
     def only_environment(self) -> str | None:
@@ -142,6 +137,22 @@ class ClusterConfig(Section):
     """Policy ranks on CPU (gloo); on GPUs it follows from the devices."""
 
 
+def parse_duration(text: str) -> float:
+    """Seconds in HH:MM, HH:MM:SS or DD:HH:MM:SS, as job schedulers write them. ValueError where it is none of these, or
+    has more than 59 minutes or seconds, or 23 hours beside days."""
+    found = re.fullmatch(r"(?:(\d+):)??(\d+):([0-5]?\d)(?::([0-5]?\d))?", text)
+    if found is None or (found[1] is not None and int(found[2]) > 23):
+        forms = "HH:MM, HH:MM:SS or DD:HH:MM:SS, with at most 59 minutes and seconds"
+        raise ValueError(f"{text} must be a duration, {forms}")
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _duration(text: str) -> str:
+    parse_duration(text)
+    return text
+
+
 class CheckpointingConfig(Section):
     """`checkpointing.*`: training checkpoints inside the run."""
 
@@ -151,22 +162,10 @@ class CheckpointingConfig(Section):
     metric_name: str | None = None
     """Metric by which the keep_top_k best checkpoints are kept, besides the newest; None: the keep_top_k newest."""
     higher_is_better: bool = True
-    checkpoint_must_save_by: str | None = None
+    checkpoint_must_save_by: Annotated[str, AfterValidator(_duration)] | None = None
     """Wall time (DD:HH:MM:SS or HH:MM) since the run began by which a checkpoint is committed and the run stops, to be
     resumed: it saves when another step and its save might not be over in time."""
     save_async: bool = False
-
-    def _broken_rules(self) -> Iterator[Rule]:
-        limit = self.checkpoint_must_save_by
-        try:
-            if limit is not None:
-                parse_duration(limit)
-        except ValueError:
-            what = (
-                f"checkpointing.checkpoint_must_save_by={limit} must be a duration, HH:MM, HH:MM:SS or DD:HH:MM:SS, "
-                "with at most 59 minutes and seconds"
-            )
-            yield Rule("checkpoint_must_save_by", what, "checkpoint_must_save_by=00:03:30:00")
 
 
 class HeldoutConfig(Section):
@@ -265,14 +264,3 @@ class RlConfig(RewardedConfig):
                 if settings.enabled and budget is not None and budget < needed:
                     what = f"{key}={budget} must hold the longest rollout, of {longest} tokens"
                     yield Rule(key, what, f"{key}={needed}")
-
-
-def parse_duration(text: str) -> float:
-    """Seconds in HH:MM, HH:MM:SS or DD:HH:MM:SS, as job schedulers write them. ValueError where it is none of these, or
-    has more than 59 minutes or seconds, or 23 hours beside days."""
-    found = re.fullmatch(r"(?:(\d+):)??(\d+):([0-5]?\d)(?::([0-5]?\d))?", text)
-    if found is not None:
-        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-        if hours < 24 or found[1] is None:
-            return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-    raise ValueError(f"not a duration of the form HH:MM, HH:MM:SS or DD:HH:MM:SS: {text}")
