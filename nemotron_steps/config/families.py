@@ -97,8 +97,7 @@ def pattern_of(
 
 
 def time_step_limit(config: Mapping[str, Any]) -> tuple[float, float]:
-    """Least and greatest time step of Mamba-2, after softplus; 0 and infinity where nothing bounds them. KeyError,
-    TypeError, ValueError or OverflowError where it is not two numbers."""
+    """Least and greatest time step of Mamba-2, after softplus; 0 and infinity where nothing bounds them."""
     stated = config.get("mamba_dt_limit") or config.get("time_step_limit") or (0.0, math.inf)
     # transformers 5 writes infinity as {"__float__": "Infinity"}, JSON having none.
     least, most = (float(value["__float__"] if isinstance(value, Mapping) else value) for value in stated)
@@ -133,8 +132,7 @@ LISTED = 2**14
 
 
 def misdescribed(shape: Mapping[str, Any], kind: str) -> Iterator[tuple[str, str, str]]:
-    """What no model of a family's kind can be, of its config.json's keys: what is wrong, what would be right, what is
-    there."""
+    """What no model of a kind can be, of its config.json's keys: what is wrong, what would be right, what is there."""
     parts = ["", kind]
     if kind == "hybrid":
         pattern, layers = pattern_of(shape), shape.get("num_hidden_layers")

@@ -29,9 +29,19 @@ from omegaconf._utils import split_key
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from nemotron_steps.config.compose import ENVIRONMENT, INPUTS_KEY, RUN_KEY, KeyPath, marked, nodes, origin_of
+from nemotron_steps.config.compose import (
+    ENVIRONMENT,
+    INPUTS_KEY,
+    RUN_KEY,
+    KeyPath,
+    Mount,
+    SearchPath,
+    first_file,
+    marked,
+    nodes,
+    origin_of,
+)
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.search import Mount, SearchPath, first_file
 from nemotron_steps.config.secrets import MASK, may_be_secret, note_variables, shown_override
 from nemotron_steps.errors import ConfigError, first_line, raise_problems
 
@@ -69,8 +79,7 @@ _Loader.add_implicit_resolver(
 
 
 def load_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int], str]:
-    """One config file: its mapping, the line (from 1) of each key path, and its text. ConfigError where it cannot be
-    read, is not YAML or not a mapping, or has a key twice."""
+    """One config file: its mapping, the line (from 1) of each key path, and its text."""
     lines: dict[KeyPath, int] = {}
     try:
         text = path.read_text(encoding="utf-8")
@@ -228,8 +237,7 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Conf
 
 
 class Composition(NamedTuple):
-    """A config with its overrides: plain values with and without interpolations resolved, what set each key, and every
-    file that was read."""
+    """Plain values, with and without interpolations resolved, what set each key, and every file that was read."""
 
     values: dict[str, Any]
     unresolved: Any

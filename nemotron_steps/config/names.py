@@ -11,8 +11,7 @@ def nearest(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, 
     """Up to `limit` candidates that look like `name`, best first; empty when none is close.
 
     Candidates that share the last dotted or slashed part come first: `max_num_steps` finds `grpo.max_num_steps`. Then
-    those of which it is a word (`gpu` finds `one_gpu`, and not `cpu`) and those that differ by a letter of many.
-    """
+    those of which it is a word (`gpu` finds `one_gpu`, and not `cpu`) and those that differ by a letter of many."""
     from difflib import SequenceMatcher
 
     wanted, scored = name.lower(), []
@@ -52,19 +51,19 @@ def misspelt(name: str, right: str) -> bool:
     """Whether one name is the other with slips of the keyboard, and so can be put in its place unasked.
 
     Word by word, for `max_tokens` and `min_tokens`, `top_k` and `top_p` are near and mean other things; with another
-    digit it is another name (`swe1` and `swe2`).
-    """
+    digit it is another name (`swe1` and `swe2`)."""
     from difflib import SequenceMatcher
 
     ours, theirs = name.lower().replace("-", "_"), right.lower().replace("-", "_")
     if ours.replace("_", "") == theirs.replace("_", ""):
         return True
     words = [re.split("[_./]", text) for text in (ours, theirs)]
+    least = 0.75
     if len(words[0]) != len(words[1]):
-        words = [[ours], [theirs]]
+        words, least = [[ours], [theirs]], 0.9
     for one, other in zip(*words, strict=True):
         swapped = sorted(one) == sorted(other)
-        if not swapped and SequenceMatcher(None, one, other).ratio() < 0.75:
+        if not swapped and SequenceMatcher(None, one, other).ratio() < least:
             return False
     return re.findall(r"\d", ours) == re.findall(r"\d", theirs)
 

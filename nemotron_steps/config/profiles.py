@@ -129,8 +129,7 @@ def tracker_class(name: str) -> Any:
 class Profile(Table):
     """One `[PROFILE]`, with what it extends merged in: the keys that mean the same to every executor.
 
-    An executor's own keys are the fields of its subclass (`profile_model`, see `runs/executors`).
-    """
+    An executor's own keys are the fields of its subclass (`profile_model`, see `runs/executors`)."""
 
     executor: StrictStr = "local"
     """One of those in `runs/executors`, or the name of an executor that an installed package brings."""

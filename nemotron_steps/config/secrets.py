@@ -322,8 +322,7 @@ def redact_text(text: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def shown_override(text: str, *meant: str) -> str:
-    """A refused override as it may be shown: without its value if that may be a secret, by its key or one of those that
-    may have been `meant`."""
+    """A refused override as it may be shown: without its value if its key, or one that was `meant`, may be secret."""
     key, equals, value = text.partition("=")
     if not equals:
         apart = re.match(r"[+~-]*([\w.-]+)(?:\s*:|\s)\s*(?=\S)", text)
@@ -382,8 +381,7 @@ def _changed(values: Any, of_secret: Callable[[Any], Any], of_text: Callable[[st
 
 
 def _is_harmless(value: str) -> bool:
-    """Whether what a config read from a variable that is not called secret is plainly not one: a number, a URL (whose
-    own secrets are masked), a path, a model's name."""
+    """Whether a value is plainly no secret: a number, a URL (whose own are masked), a path, a model's name."""
     path = re.match(r"(?:~|\.\.?)?/\w", value) and not any(map(looks_random, value.split("/")))
     if re.fullmatch(_NUMBER, value) or "://" in value or path:
         return True

@@ -186,8 +186,7 @@ def _problems(
 
 
 def _key_path(location: Sequence[int | str], values: Any, *, missing: bool) -> KeyPath:
-    """A pydantic location without the names of union members and validators it is mixed with: only parts that are found
-    in what was validated are kept, and, if `missing`, the last one."""
+    """A pydantic location without the names of union members and validators: what is found in the values."""
     path: list[str] = []
     node: Any = values
     for part in location:

@@ -17,8 +17,8 @@ from nemotron_steps.session.run_request import UsageError
 
 if TYPE_CHECKING:
     from nemotron_steps.artifacts.store import ArtifactStore
+    from nemotron_steps.config.compose import SearchPath
     from nemotron_steps.config.profiles import MirrorSettings, Profile
-    from nemotron_steps.config.search import SearchPath
     from nemotron_steps.manifest.models import StepManifest
     from nemotron_steps.manifest.pipeline_models import PipelineManifest
     from nemotron_steps.manifest.registry import Registry
@@ -76,7 +76,7 @@ class Session:
 
     def _file_called(self, request: RunRequest) -> str | None:
         """`./NAME.yaml` for `-c NAME`, if it is a file of the working directory."""
-        from nemotron_steps.config.search import is_path
+        from nemotron_steps.config.compose import is_path
 
         file = f"./{request.config}.yaml"
         return None if request.config is None or is_path(request.config) or not Path(file).is_file() else file
@@ -162,7 +162,7 @@ class Session:
 
     def chain(self, request: RunRequest) -> Request:
         """The resolver's form of a request: a pipeline's stages, or steps to be chained."""
-        from nemotron_steps.config.search import is_path
+        from nemotron_steps.config.compose import is_path
         from nemotron_steps.resolver.request import request_for_steps
         from nemotron_steps.session.pipelines import fanned_out_step, pipeline_request
 
@@ -275,7 +275,7 @@ class Session:
 
     def _search_path(self, manifest: StepManifest) -> SearchPath:
         """Where a step's configs and their bases are: its own pack, then the others in their order."""
-        from nemotron_steps.config.search import SearchPath
+        from nemotron_steps.config.compose import SearchPath
 
         packs = sorted(self.registry.packs, key=lambda pack: pack.name != manifest.pack)
         configs = {pack.name: pack.configs for pack in packs if pack.configs is not None}

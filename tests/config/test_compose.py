@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.config.compose import compose
-from nemotron_steps.config.search import SearchPath
+from nemotron_steps.config.compose import SearchPath, compose
 from nemotron_steps.config.validation import validate
 from nemotron_steps.errors import ConfigError
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.config.search import Mount, SearchPath
+from nemotron_steps.config.compose import Mount, SearchPath
 from nemotron_steps.errors import ConfigError
 
 

@@ -89,8 +89,7 @@ class BrokenRulesError(ValueError):
 class Section(BaseModel):
     """A frozen group of keys. An unknown key is an error.
 
-    `only_if`: marks of keys of sections within, which other configs have without them: OnlyIf → dotted keys.
-    """
+    `only_if`: marks of keys of sections within, which other configs have without them: OnlyIf → dotted keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), validate_default=True)
     only_if: ClassVar[Mapping[OnlyIf, Sequence[str]]] = {}

@@ -94,8 +94,7 @@ class DifficultySettings(Section):
 
 
 class DifficultyConfig(RewardedConfig):
-    """The whole config of `data_prep/difficulty`: a policy samples each prompt; prompts are dropped and sorted by the
-    outcome."""
+    """The whole config of `data_prep/difficulty`: a policy samples each prompt; the outcome sorts and drops prompts."""
 
     model: str | None = None
     """Hugging Face folder of the policy; the `model` port is written here."""

@@ -64,8 +64,7 @@ class LowEffortConfig(Section):
     """NeMo-RL's `effort_levels`: the reward of prompts that ask for low effort depends on the answer's length too."""
 
     string: Annotated[str, OnlyIf("weight"), _NOT_GDPO] = ""
-    """A prompt asks for low effort if its last user message contains this. data_prep/rl_prep can put it into a share of
-    the prompts. Empty: none does."""
+    """A prompt whose last user message contains this asks for low effort; data_prep/rl_prep can put it there."""
     weight: Annotated[float, OnlyIf("string")] = Field(0.0, ge=0)
     penalty: float = 1.0
     upper_bound_tokens: PositiveInt = 64000
@@ -107,8 +106,7 @@ class GrpoConfig(Section):
     """max_num_steps by its other name, which goes before it."""
     max_num_epochs: PositiveInt = 1
     learning_rate: PositiveFloat | None = None
-    """policy.megatron_cfg.optimizer.lr (policy.optimizer.kwargs.lr under dtensor) by its other name, which goes before
-    it."""
+    """Another name, which goes first, of policy.megatron_cfg.optimizer.lr (dtensor: policy.optimizer.kwargs.lr)."""
     max_rollout_turns: PositiveInt = 1
     normalize_rewards: Annotated[bool, _PER_GROUP] = True
     use_leave_one_out_baseline: Annotated[bool, _PER_GROUP] = True
@@ -120,15 +118,13 @@ class GrpoConfig(Section):
     batch_multiplier: Annotated[float, OnlyIf("use_dynamic_sampling"), OnlyIf("async_grpo.enabled", False)] = Field(
         1.0, ge=1
     )
-    """Prompts of one generation batch of dynamic sampling, in num_prompts_per_step; rounded down. async_grpo samples
-    prompts one by one."""
+    """Prompts of one generation batch of dynamic sampling, in num_prompts_per_step; rounded down."""
     seq_logprob_error_threshold: float | None = Field(None, gt=0)
     reward_scaling: RewardScalingConfig = RewardScalingConfig()
     reward_shaping: RewardShapingConfig = RewardShapingConfig()
     adv_estimator: AdvantageEstimatorConfig = AdvantageEstimatorConfig()
     penalize_invalid_tool_call: bool | None = None
-    """Overwrite the advantages of a turn with a tool call that cannot be read; None: if invalid_tool_call_advantage is
-    set."""
+    """Overwrite the advantages of a turn with an unreadable tool call; None: if invalid_tool_call_advantage is set."""
     invalid_tool_call_advantage: float | None = None
     invalid_tool_call_strategy: Literal["", "mask"] = ""
     """mask: such a turn's tokens are left out of the loss, and the advantage does not matter (SWE 1)."""
@@ -207,8 +203,7 @@ class RewardPenaltyTokenIdsConfig(Section):
 
 
 class RewardPenaltiesConfig(Section):
-    """`reward_penalties.*`: rollouts that lose their reward for how they were written. What each means:
-    `nemotron_steps/engine/grpo/rewards.py`."""
+    """`reward_penalties.*`: rollouts that lose their reward for how they were written (engine/grpo/rewards.py)."""
 
     penalize_duplicated_reasoning: bool = False
     penalize_empty_final_answer: bool = False

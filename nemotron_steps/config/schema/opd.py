@@ -59,8 +59,7 @@ class DistillationGrpoConfig(GrpoConfig):
 
 
 class TeacherResourceConfig(Section):
-    """Devices and layout of a teacher that has its own. Under teacher_overrides, a key that is not there is
-    default_teacher_cfg's."""
+    """Devices and layout of a teacher that has its own; what teacher_overrides leaves out is default_teacher_cfg's."""
 
     tensor_model_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
     pipeline_model_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1

@@ -91,8 +91,7 @@ class OptimizerConfig(Section):
     adam_eps: PositiveFloat = 1e-8
     use_distributed_optimizer: Annotated[bool, OPERATIONAL] = False
     use_precision_aware_optimizer: bool = False
-    """Megatron policy: masters of bfloat16 weights take 2 bytes instead of 4, to the same effect, and moments may be of
-    the types below."""
+    """Megatron policy: masters of bfloat16 weights take 2 bytes instead of 4; moments may be of the types below."""
     exp_avg_dtype: Annotated[MomentType, OnlyIf("use_precision_aware_optimizer")] = "float32"
     exp_avg_sq_dtype: Annotated[MomentType, OnlyIf("use_precision_aware_optimizer")] = "float32"
     optimizer_cpu_offload: Annotated[bool, OPERATIONAL] = False
@@ -146,8 +145,7 @@ class MegatronConfig(Section):
         _TRAINS_ALL,
         OnlyIf("mtp_loss_scaling_factor"),
     ] = Field(0, ge=0)
-    """Depths of multi-token prediction that are trained, as many as the checkpoint has blocks; 0, or null: none. See
-    docs/internals/multi_token_prediction.md."""
+    """Depths of multi-token prediction that are trained, as many as the checkpoint has blocks; 0, or null: none."""
     mtp_loss_scaling_factor: float = Field(0.1, ge=0)
     """What the mean of the depths' losses counts beside the policy's own loss."""
     mtp_use_repeated_layer: bool = False
@@ -356,8 +354,7 @@ class PolicyConfig(Section):
     checkpoint: str | None = None
     """Path of the starting checkpoint; the step's `policy` port is written here."""
     model_type: Annotated[str | None, OPERATIONAL] = None
-    """Family of models (config.json's model_type) that the config was made for; another is refused. None: any that the
-    layout fits."""
+    """config.json's model_type that the config was made for; another is refused. None: any that the layout fits."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     precision: Literal["float32", "bfloat16"] = "bfloat16"
     train_global_batch_size: PositiveInt = 64

@@ -66,8 +66,7 @@ class NemoGymConfig(Section):
     """Equivalence, rubric and math judge; None: environments that need one refuse to start."""
     safety_model: JudgeModelConfig | None = None
     invalid_tool_call_patterns: tuple[str, ...] | None = None
-    """What an answer must not have left in its text once its tool calls are taken out; None: what
-    policy.generation.tool_parser writes calls with."""
+    """What no answer may have in its text beside its tool calls; None: what policy.generation.tool_parser writes."""
     thinking_tags: tuple[str, str] = ("<think>", "</think>")
     """Opening and closing tag that malformed thinking is told by."""
     environments: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -115,31 +114,27 @@ class DataConfig(PromptFilesConfig):
 
     shuffle: bool = True
     max_input_seq_length: PositiveInt | None = None
-    """Prompts of more tokens, the chat template's not counted, are left out; None: a prompt that leaves no room for an
-    answer is refused."""
+    """Prompts of more tokens (without the template's) are left out; None: one without room for an answer is refused."""
 
 
 class ClusterConfig(Section):
     """`cluster.*`: where the workers run."""
 
     backend: Literal["process", "ray"] = "process"
-    """process: everything in this process. ray: actors for policy workers and, in GRPO, generators, environments and
-    judges."""
+    """process: everything in this process. ray: actors for policy workers, generators, environments and judges."""
     num_nodes: PositiveInt = 1
     gpus_per_node: int = Field(0, ge=0)
     """0: CPU workers."""
     gpu_memory_gib: PositiveFloat = 80.0
     """Of one GPU, for what a plan predicts and refuses: 80 for an H100, 141 for an H200."""
     ray_address: str | None = None
-    """An existing Ray cluster; None: the one RAY_ADDRESS names, as in a job that an executor started, else one that is
-    started on this machine."""
+    """An existing Ray cluster; None: the one RAY_ADDRESS names, else one that is started on this machine."""
     policy_workers: PositiveInt | None = None
     """Policy ranks on CPU (gloo); on GPUs it follows from the devices."""
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in HH:MM, HH:MM:SS or DD:HH:MM:SS, as job schedulers write them. ValueError where it is none of these, or
-    has more than 59 minutes or seconds, or 23 hours beside days."""
+    """Seconds in HH:MM, HH:MM:SS or DD:HH:MM:SS, as job schedulers write them. ValueError for anything else."""
     found = re.fullmatch(r"(?:(\d+):)??(\d+):([0-5]?\d)(?::([0-5]?\d))?", text)
     if found is None or (found[1] is not None and int(found[2]) > 23):
         forms = "HH:MM, HH:MM:SS or DD:HH:MM:SS, with at most 59 minutes and seconds"
