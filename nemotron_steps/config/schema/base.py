@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from types import UnionType
-from typing import Any, ClassVar, Final, Self, Union, get_args, get_origin
+from typing import Any, Final, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
@@ -87,12 +87,9 @@ class BrokenRulesError(ValueError):
 
 
 class Section(BaseModel):
-    """A frozen group of keys. An unknown key is an error.
-
-    `only_if`: marks of keys of sections within, which other configs have without them: OnlyIf → dotted keys."""
+    """A frozen group of keys. An unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), validate_default=True)
-    only_if: ClassVar[Mapping[OnlyIf, Sequence[str]]] = {}
 
     def _broken_rules(self) -> Iterable[Rule]:
         """What of this section's values, and of those of the sections within, has no meaning together."""
@@ -141,7 +138,7 @@ def written(value: Any) -> str:
 @cache
 def _marks(model: type[Section]) -> tuple[list[tuple[str, OnlyIf]], list[tuple[str, OnlyIf]]]:
     """(dotted key, its mark) of a section: marks whose conditions it has itself, and those of sections around it."""
-    found = [(key, mark) for mark, keys in model.only_if.items() for key in keys]
+    found: list[tuple[str, OnlyIf]] = []
     for name, info in model.model_fields.items():
         found += [(name, mark) for mark in info.metadata if isinstance(mark, OnlyIf)]
         below = [each for each in members(info.annotation) if isinstance(each, type) and issubclass(each, Section)]

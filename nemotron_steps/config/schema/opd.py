@@ -5,7 +5,7 @@ section.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator
 
@@ -26,6 +26,12 @@ _NEVER = (
     "reward_penalties",
 )
 """Keys of what an answer is worth: rewards do not train here."""
+_OF_OPD = (
+    *(f"loss_fn.{key}" for key in LossFnConfig.model_fields if key != "use_kl_in_reward"),
+    "grpo.advantage_clip_low",
+    "grpo.advantage_clip_high",
+)
+"""Keys of the policy-gradient loss."""
 _SAMPLED = ("policy.generation.temperature", "policy.generation.top_p", "policy.generation.top_k")
 
 
@@ -130,14 +136,6 @@ class OpdConfig(RlConfig):
     loss_fn: DistillationLossFnConfig = DistillationLossFnConfig()
     on_policy_distillation: OnPolicyDistillationConfig = OnPolicyDistillationConfig()
 
-    only_if: ClassVar = {
-        OnlyIf("grpo.adv_estimator.name", "opd"): (
-            *(f"loss_fn.{key}" for key in LossFnConfig.model_fields if key != "use_kl_in_reward"),
-            "grpo.advantage_clip_low",
-            "grpo.advantage_clip_high",
-        )
-    }
-
     def _broken_rules(self) -> Iterator[Rule]:
         yield from super()._broken_rules()
         key, name = "grpo.adv_estimator.name", self.grpo.adv_estimator.name
@@ -148,6 +146,7 @@ class OpdConfig(RlConfig):
             what = "on-policy distillation compares whole distributions, which the megatron policy does"
             yield Rule(key, what, f"{key}=false")
         for keys, why in (
+            (() if name == "opd" else _OF_OPD, "it is of grpo.adv_estimator.name=opd alone"),
             (_NEVER, "rewards do not train in on-policy distillation"),
             (_SAMPLED, "the teacher's distribution is compared with the one that is sampled from"),
         ):
