@@ -3,15 +3,10 @@
 import re
 from collections.abc import Iterable, Mapping
 
-ALIKE = 0.8
-"""Share of two names' letters that are the same, from which on one is the other mistyped."""
-
 
 def nearest(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, ...]:
-    """Up to `limit` candidates that look like `name`, best first; empty when none is close.
-
-    Candidates that share the last dotted or slashed part come first: `max_num_steps` finds `grpo.max_num_steps`. Then
-    those of which it is a word (`gpu` finds `one_gpu`, and not `cpu`) and those that differ by a letter of many."""
+    """Up to `limit` candidates that look like `name`, best first: those that share its last dotted or slashed part,
+    then those of which it is a word (`gpu` finds `one_gpu`, and not `cpu`) or that differ by a letter of many."""
     from difflib import SequenceMatcher
 
     wanted, scored = name.lower(), []
@@ -21,7 +16,7 @@ def nearest(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, 
         same = SequenceMatcher(None, wanted, text).ratio()
         if _tail(text) == tail:
             score = 2.0 + same
-        elif wanted in text.split("_") or same >= ALIKE:
+        elif wanted in text.split("_") or same >= 0.8:
             score = 1.0 + same
         else:
             score = 0.6 * SequenceMatcher(None, tail, _tail(text)).ratio() + 0.4 * same

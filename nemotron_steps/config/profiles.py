@@ -236,10 +236,10 @@ class Environment:
     @property
     def mirrors(self) -> MirrorSettings:
         """The tables of mirrors, checked. ConfigError if one is malformed."""
-        tables = {
-            name: _validated(settings_model(name), values, name, self.lines)
-            for name, values in self.mirror_tables.items()
-        }
+        tables = {}
+        for name, values in self.mirror_tables.items():
+            lines = {key: where for (table, key), where in self.lines.items() if table == name}
+            tables[name] = _validated(settings_model(name), values, name, lines)
         own = {name: tables.pop(name) for name in BUILT_IN if name in tables}
         return MirrorSettings(**own, others=tables)
 
@@ -255,15 +255,16 @@ class Environment:
             UnsupportedError: nothing here provides its executor.
             ConfigError: a key or value is wrong, or `extends` goes in a circle.
         """
-        merged, lines = self._merged(name)
+        found, at = self._merged(name), self.lines[name, ""]
+        lines = {"": at} | {key: where for key, (_, where) in found.items()}
+        merged = {key: _filled(value, where) for key, (value, where) in found.items()}
         executor = merged.get("executor", "local")
         try:
             # A value that is not a string is the general model's to refuse.
             model = models(executor) if isinstance(executor, str) else Profile
         except StepsError as error:
-            error.where = lines.get((name, "executor"), error.where)
+            error.where = lines.get("executor", error.where)
             raise
-        at = lines[name, ""]
         for key, (value, where, *others) in (job or {}).items():
             overridden = (where or "").startswith("override ")
             takes = key in model.model_fields or model.model_config.get("extra") == "allow"
@@ -278,7 +279,7 @@ class Environment:
                     found=", ".join(images),
                     hints=[_appended(at, image) for image in images],
                 )
-            merged[key], lines[name, key] = value, where or at
+            merged[key], lines[key] = value, where or at
         profile = _validated(model, merged, name, lines)
         image, always = merged.get("container_image"), "container_image" in model.of_image
         needs = [key for key in model.of_image if merged.get(key)]
@@ -288,40 +289,31 @@ class Environment:
         lacking = NoImageError(
             f"[{name}] needs an image{' for its ' if needs else ''}{' and '.join(needs)}, and neither it nor the "
             "step's config names one",
-            where=lines.get((name, (*needs, "")[0]), at),
+            where=lines.get((*needs, "")[0], at),
             expected="container_image in the profile, or run.env.container=IMAGE",
             hints=(_appended(at, "nemotron-steps:cuda") + "   # docs/executors.md: how to build it", *without),
         )
         lacking.profile = profile
         raise lacking
 
-    def _merged(self, name: str) -> tuple[dict[str, Any], dict[tuple[str, str], str]]:
-        """The keys of a profile and of all that it extends, and (name, key) → where each is written."""
-        chain: list[str] = []
-        merged: dict[str, Any] = {}
-        lines: dict[tuple[str, str], str] = {}
-        current: Any = name
-        while isinstance(current, str):
-            if current in chain:
-                circle, where = " → ".join([*chain, current]), self.lines.get((current, "extends"))
-                raise ConfigError(f"profiles extend each other in a circle: {circle}", where=where)
-            values = self.profiles.get(current)
-            if values is None:
-                raise self._unknown(current, self.lines.get((chain[-1], "extends")) if chain else None)
-            at = self.lines[current, ""]
-            lines.setdefault((name, ""), at)
-            for written, value in values.items():
-                key, where = _ALSO_CALLED.get(written, written), self.lines.get((current, written), at)
-                if key != written and key in values:
-                    raise ConfigError(f"'{written}' is another name of '{key}', which [{current}] has", where=where)
-                if key not in merged:
-                    merged[key] = _filled(value, where)
-                    lines[name, key] = where
-                elif isinstance(value, dict) and isinstance(merged[key], dict):
-                    merged[key] = {**_filled(value, where), **merged[key]}
-            chain.append(current)
-            current = values.get("extends")
-        return merged, lines
+    def _merged(self, name: str, above: tuple[str, ...] = ()) -> dict[str, tuple[Any, str]]:
+        """Key → its value and where that is written, of a profile and of all that it extends."""
+        where = self.lines.get((above[-1], "extends")) if above else None
+        if name in above:
+            raise ConfigError(f"profiles extend each other in a circle: {' → '.join((*above, name))}", where=where)
+        values = self.profiles.get(name)
+        if values is None:
+            raise self._unknown(name, where)
+        base, at = values.get("extends"), self.lines[name, ""]
+        merged = self._merged(base, (*above, name)) if isinstance(base, str) else {}
+        for written, value in values.items():
+            key, where = _ALSO_CALLED.get(written, written), self.lines.get((name, written), at)
+            if key != written and key in values:
+                raise ConfigError(f"'{written}' is another name of '{key}', which [{name}] has", where=where)
+            below, _ = merged.get(key, (None, ""))
+            both = isinstance(value, dict) and isinstance(below, dict)
+            merged[key] = ({**below, **value} if both else value, where)
+        return merged
 
     def _unknown(self, name: str, where: str | None) -> UnknownNameError:
         close, files = meant(name, self.profiles), environment_files()
@@ -413,12 +405,9 @@ def _table_lines(text: str) -> dict[tuple[str, str], int]:
     return found
 
 
-def _validated(
-    model: type[TableT], values: Mapping[str, Any], table: str, lines: Mapping[tuple[str, str], str]
-) -> TableT:
-    origins: dict[KeyPath, str] = {(key,): where for (name, key), where in lines.items() if name == table}
-    file = Path(lines.get((table, ""), "env.toml"))
-    return validate(ComposedConfig(f"[{table}]", dict(values), {}, origins, (file,)), model)
+def _validated(model: type[TableT], values: Mapping[str, Any], table: str, lines: Mapping[str, str]) -> TableT:
+    origins: dict[KeyPath, str] = {(key,): where for key, where in lines.items()}
+    return validate(ComposedConfig(f"[{table}]", dict(values), {}, origins, (Path(lines[""]),)), model)
 
 
 def _appended(where: str, image: str) -> str:
