@@ -185,7 +185,7 @@ class ComposedConfig:
         values: plain values, without `inputs`.
         inputs: the `inputs` mapping: port → source, as written.
         origins: key path → `file:line` or `override '...'`.
-        files: every file that was read.
+        file: where mistakes are that have no place of their own.
         variables: dotted key → the environment variables it takes its value from, for those that are set.
         job: see PlannedStep.
     """
@@ -194,7 +194,7 @@ class ComposedConfig:
     values: dict[str, Any]
     inputs: dict[str, Any] = field(default_factory=dict)
     origins: Mapping[KeyPath, str] = field(default_factory=dict)
-    files: tuple[Path, ...] = ()
+    file: str | None = None
     variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     job: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
@@ -223,7 +223,7 @@ def compose(
     overrides; `problems` has all of them when there are several."""
     from nemotron_steps.config.hydra_loader import load_config
 
-    values, unresolved, origins, files = load_config(config, overrides, search, schema is not None)
+    values, unresolved, origins, file = load_config(config, overrides, search, schema is not None)
     written = [(path, text) for path, text in nodes(unresolved) if isinstance(text, str)]
     names: Any = values.get(RUN_KEY)
     for _, text in written if isinstance(names, dict) else ():
@@ -254,7 +254,7 @@ def compose(
                 key = ".".join(path)
                 variables[key] = (*variables.get(key, ()), name[1])
     sources = {str(port): source for port, source in inputs.items()}
-    return ComposedConfig(search.step, values, sources, origins, files, variables, job)
+    return ComposedConfig(search.step, values, sources, origins, file, variables, job)
 
 
 def _take_job(values: dict[str, Any], origins: Mapping[KeyPath, str], step: str) -> dict[str, Sequence[Any]]:

@@ -10,7 +10,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from hydra import version
@@ -129,11 +129,6 @@ class MountRepository(ConfigRepository):
         self._loaded: dict[str, ConfigResult | None] = {}
         self.lines: dict[str, dict[KeyPath, int]] = {}
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """Every file read."""
-        return tuple(dict.fromkeys(Path(result.path) for result in self._loaded.values() if result is not None))
-
     def file(self, config_path: str) -> Path | None:
         """The file of a config name: the first mount that has it."""
         return first_file(self._mounts, config_path.removesuffix(".yaml").strip("/"))
@@ -218,32 +213,26 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Conf
     return parsed, problems
 
 
-class Composition(NamedTuple):
-    """Plain values, with and without interpolations resolved, what set each key, and every file that was read."""
-
-    values: dict[str, Any]
-    unresolved: Any
-    origins: dict[KeyPath, str]
-    files: tuple[Path, ...]
-
-
-def load_config(config: str | None, overrides: Sequence[str], search: SearchPath, any_key: bool) -> Composition:
+def load_config(
+    config: str | None, overrides: Sequence[str], search: SearchPath, any_key: bool
+) -> tuple[dict[str, Any], Any, dict[KeyPath, str], str | None]:
     """Find a config, merge its defaults list and apply overrides; those that name a config group choose among its
-    configs. `any_key`: they may set keys that no file mentions, without Hydra's `+`."""
+    configs. `any_key`: they may set keys that no file mentions, without Hydra's `+`. Values with interpolations
+    resolved and without, what set each key, and the config's file."""
     name, mounts = search.locate(config)
     parsed, problems = parse_overrides(overrides)
-    tree, origins, files = OmegaConf.create({}), dict[KeyPath, str](), tuple[Path, ...]()
+    tree, origins, file = OmegaConf.create({}), dict[KeyPath, str](), None
     if name is not None:
         repository = MountRepository(mounts, search.step)
         tree, parsed = _merged(name, repository, parsed, origins)
-        files = repository.files
+        file = str(repository.file(name))
     for override in parsed:
         problem = _apply(override, tree, origins, any_key)
         problems += [] if problem is None else [problem]
     unresolved = OmegaConf.to_container(tree, resolve=False)
     note_variables(ENVIRONMENT.findall(str(unresolved)))
     raise_problems(problems, f"the config of '{search.step}'")
-    return Composition(_resolve(tree, unresolved, origins), unresolved, origins, files)
+    return _resolve(tree, unresolved, origins), unresolved, origins, file
 
 
 def _merged(

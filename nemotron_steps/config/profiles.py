@@ -223,7 +223,6 @@ class Environment:
     """Every profile found, and the tables of mirrors (`[wandb]`, `[tensorboard]`, those of other packages)."""
 
     profiles: Mapping[str, Mapping[str, Any]]
-    files: tuple[Path, ...]
     lines: Mapping[tuple[str, str], str]
     """(table, key) → `file:line`; key "": of the table itself."""
     mirror_tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -366,7 +365,7 @@ def load_environment(cwd: Path | None = None) -> Environment:
             (mirrors if name in trackers else profiles)[name] = values
             lines.update({key: f"{file}:{line}" for key, line in found.items() if key[0] == name})
             lines[name, ""] = f"{file}:{line}"
-    return Environment(profiles, files, lines, mirrors)
+    return Environment(profiles, lines, mirrors)
 
 
 def _filled(value: Any, where: str) -> Any:
@@ -407,7 +406,7 @@ def _table_lines(text: str) -> dict[tuple[str, str], int]:
 
 def _validated(model: type[TableT], values: Mapping[str, Any], table: str, lines: Mapping[str, str]) -> TableT:
     origins: dict[KeyPath, str] = {(key,): where for key, where in lines.items()}
-    return validate(ComposedConfig(f"[{table}]", dict(values), {}, origins, (Path(lines[""]),)), model)
+    return validate(ComposedConfig(f"[{table}]", dict(values), {}, origins, lines[""]), model)
 
 
 def _appended(where: str, image: str) -> str:

@@ -162,16 +162,15 @@ def _problems(
 ) -> list[ConfigError]:
     wrong: dict[KeyPath, list[Mapping[str, Any]]] = {}
     problems: list[ConfigError] = []
-    file = str(composed.files[0]) if composed.files else None
     for detail in error.errors(include_url=False):
         kind = detail["type"]
         path = _key_path(detail["loc"], composed.values, missing=kind == "missing")
-        key, where = ".".join(path), origin_of(composed.origins, path) or file
+        key, where = ".".join(path), origin_of(composed.origins, path) or composed.file
         broken = detail.get("ctx", {}).get("error")
         if isinstance(broken, BrokenRulesError):
             prefix = f"{key}." if key else ""
             for rule in broken.rules:
-                place = origin_of(composed.origins, (*path, *rule.key.split("."))) or file or prefix + rule.key
+                place = origin_of(composed.origins, (*path, *rule.key.split("."))) or composed.file or prefix + rule.key
                 hint = " ".join(re.sub("^~?", rf"\g<0>{prefix}", override) for override in rule.hint.split())
                 problems.append(ConfigError(rule.sentence(prefix), where=place, hints=(hint,) if hint else ()))
         elif kind == "extra_forbidden":
@@ -181,7 +180,7 @@ def _problems(
         elif key not in may_miss:
             problems.append(ConfigError(f"'{key}' must be given a value", where=where, hints=(f"{key}=VALUE",)))
     for path, details in wrong.items():  # of a union each member says what it wants
-        problems.append(_wrong_value(".".join(path), details, origin_of(composed.origins, path) or file))
+        problems.append(_wrong_value(".".join(path), details, origin_of(composed.origins, path) or composed.file))
     return problems
 
 
