@@ -357,7 +357,7 @@ def _broken(config: DictConfig, unresolved: Any, origins: Mapping[KeyPath, str])
         key = ".".join(path)
         try:
             if isinstance(text, str) and "${" in text:
-                OmegaConf.to_container(OmegaConf.create({"value": OmegaConf.select(config, key)}), resolve=True)
+                OmegaConf.select(config, key)
         except OmegaConfBaseException as error:
             reason, hints = first_line(error), [f"{key}=VALUE"]
             if unset := re.search(r"Environment variable '(\w+)' not found", str(error)):

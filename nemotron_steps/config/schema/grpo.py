@@ -13,6 +13,7 @@ _PER_GROUP, _NOT_GDPO = (
     for other in ("reinforce_plus_plus", "gdpo")
 )
 """reinforce_plus_plus normalises over the whole batch, and gdpo takes a reward's components."""
+_NOT_ASYNC = OnlyIf("async_grpo.enabled", False)
 _USUAL_BOUNDS = {"tis": (None, 5.0), "icepop": (0.5, 5.0), "seq-mask-tis": (0.999, 1.002)}
 """Truncation type → the recipes' lower and upper bound."""
 
@@ -115,9 +116,7 @@ class GrpoConfig(Section):
     overlong_filtering: bool = False
     use_dynamic_sampling: bool = False
     dynamic_sampling_max_gen_batches: PositiveInt = 10
-    batch_multiplier: Annotated[float, OnlyIf("use_dynamic_sampling"), OnlyIf("async_grpo.enabled", False)] = Field(
-        1.0, ge=1
-    )
+    batch_multiplier: Annotated[float, OnlyIf("use_dynamic_sampling"), _NOT_ASYNC] = Field(1.0, ge=1)
     """Prompts of one generation batch of dynamic sampling, in num_prompts_per_step; rounded down."""
     seq_logprob_error_threshold: float | None = Field(None, gt=0)
     reward_scaling: RewardScalingConfig = RewardScalingConfig()
@@ -217,7 +216,12 @@ class RewardPenaltiesConfig(Section):
         return any(getattr(self, name) for name in type(self).model_fields if name.startswith("penalize_"))
 
 
-_HAS_RATIO = OnlyIf("disable_ppo_ratio", False)
+_HAS_RATIO, _OFF_POLICY = OnlyIf("disable_ppo_ratio", False), OnlyIf("force_on_policy_ratio", False)
+_CORRECTS = OnlyIf("use_importance_sampling_correction")
+_NOT_GSPO = OnlyIf("sequence_level_importance_ratios", False)
+_TRUNCATED = OnlyIf("truncated_importance_sampling_type", *_USUAL_BOUNDS)
+_OF_TOKENS = OnlyIf("truncated_importance_sampling_type", None, "tis", "icepop")
+TruncationType = Literal["tis", "icepop", "seq-mask-tis"]
 
 
 class LossFnConfig(Section):
@@ -231,37 +235,17 @@ class LossFnConfig(Section):
     use_kl_in_reward: Annotated[bool, OnlyIf("reference_policy_kl_penalty")] = False
     ratio_clip_min: float = Field(0.2, ge=0)
     ratio_clip_max: float = Field(0.28, ge=0)
-    ratio_clip_c: Annotated[
-        float | None, _HAS_RATIO, OnlyIf("use_cispo", False), OnlyIf("force_on_policy_ratio", False)
-    ] = Field(None, gt=1)
+    ratio_clip_c: Annotated[float | None, _HAS_RATIO, OnlyIf("use_cispo", False), _OFF_POLICY] = Field(None, gt=1)
     force_on_policy_ratio: bool = False
-    disable_ppo_ratio: Annotated[
-        bool, OnlyIf("force_on_policy_ratio", False), OnlyIf("sequence_level_importance_ratios", False)
-    ] = False
-    use_cispo: Annotated[
-        bool,
-        _HAS_RATIO,
-        OnlyIf("force_on_policy_ratio", False),
-        OnlyIf("sequence_level_importance_ratios", False),
-        OnlyIf("token_level_loss"),
-    ] = False
+    disable_ppo_ratio: Annotated[bool, _OFF_POLICY, _NOT_GSPO] = False
+    use_cispo: Annotated[bool, _HAS_RATIO, _OFF_POLICY, _NOT_GSPO, OnlyIf("token_level_loss")] = False
     """A token-level loss on the clipped ratio lp - lp_prev."""
-    sequence_level_importance_ratios: Annotated[
-        bool,
-        OnlyIf("token_level_loss", False),
-        OnlyIf("truncated_importance_sampling_type", None, "tis", "icepop"),
-    ] = False
+    sequence_level_importance_ratios: Annotated[bool, OnlyIf("token_level_loss", False), _OF_TOKENS] = False
     """GSPO."""
     use_importance_sampling_correction: bool = False
-    truncated_importance_sampling_type: Annotated[
-        Literal["tis", "icepop", "seq-mask-tis"] | None, OnlyIf("use_importance_sampling_correction")
-    ] = None
-    truncated_importance_sampling_ratio: Annotated[
-        float | None, OnlyIf("truncated_importance_sampling_type", *_USUAL_BOUNDS)
-    ] = Field(None, gt=0)
-    truncated_importance_sampling_ratio_min: Annotated[
-        float | None, OnlyIf("truncated_importance_sampling_type", *_USUAL_BOUNDS)
-    ] = Field(None, ge=0)
+    truncated_importance_sampling_type: Annotated[TruncationType | None, _CORRECTS] = None
+    truncated_importance_sampling_ratio: Annotated[float | None, _TRUNCATED] = Field(None, gt=0)
+    truncated_importance_sampling_ratio_min: Annotated[float | None, _TRUNCATED] = Field(None, ge=0)
     token_level_loss: bool = True
 
     def _broken_rules(self) -> Iterator[Rule]:

@@ -13,6 +13,7 @@ from nemotron_steps.config.schema.base import OPERATIONAL, OnlyIf, Rule, Section
 from nemotron_steps.config.schema.grpo import AdvantageEstimatorConfig, GrpoConfig, LossFnConfig
 from nemotron_steps.config.schema.rl import RlConfig
 
+_NOT_OPD = OnlyIf("grpo.adv_estimator.name", "grpo")
 _NEVER = (
     *(f"grpo.{key}" for key in GrpoConfig.model_fields if key.startswith(("reward_", "penalize_", "low_effort"))),
     "grpo.normalize_rewards",
@@ -39,14 +40,10 @@ class DistillationLossFnConfig(LossFnConfig):
     """`loss_fn.*` of distillation. Formulas: `nemotron_steps/engine/losses/distillation.py`. The keys of the
     policy-gradient loss have a part in it under grpo.adv_estimator.name=opd, and else keep their defaults."""
 
-    kl_type: Annotated[Literal["forward", "reverse", "mixed"], OnlyIf("grpo.adv_estimator.name", "grpo")] = "mixed"
-    mixed_kl_weight: Annotated[float, OnlyIf("kl_type", "mixed"), OnlyIf("grpo.adv_estimator.name", "grpo")] = Field(
-        0.5, ge=0, le=1
-    )
+    kl_type: Annotated[Literal["forward", "reverse", "mixed"], _NOT_OPD] = "mixed"
+    mixed_kl_weight: Annotated[float, OnlyIf("kl_type", "mixed"), _NOT_OPD] = Field(0.5, ge=0, le=1)
     """Of the forward KL, under kl_type=mixed."""
-    zero_outside_topk: Annotated[
-        bool, OnlyIf("on_policy_distillation.topk_logits_k"), OnlyIf("grpo.adv_estimator.name", "grpo")
-    ] = False
+    zero_outside_topk: Annotated[bool, OnlyIf("on_policy_distillation.topk_logits_k"), _NOT_OPD] = False
     """The teacher gives nothing to tokens outside its top k; false: both are renormalised over these."""
 
     @property
@@ -120,7 +117,7 @@ class OnPolicyDistillationConfig(Section):
     """Field of a row that names its teacher, which goes before its agent."""
     default_teacher_alias: str | None = None
     """Teacher of all other rows. None: a row without a teacher is refused, unless there is only one teacher."""
-    topk_logits_k: Annotated[PositiveInt | None, OnlyIf("grpo.adv_estimator.name", "grpo")] = 64
+    topk_logits_k: Annotated[PositiveInt | None, _NOT_OPD] = 64
     """Tokens of each of the teacher's distributions that are compared. None: all, the full KL; of each token
     then the teacher's hidden state is kept, and the teachers' output layers stay on the devices. Not read under
     grpo.adv_estimator.name=opd."""

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from nemotron_steps.config.schema.base import OPERATIONAL, OnlyIf, Rule, Section, written
 
@@ -17,8 +17,7 @@ TorchSchedulerName = Literal[
 ]
 ToolParserName = Literal["hermes", "qwen3_coder", "llama3_json", "nemotron_json", "none"]
 """How tool calls are written: nemotron_steps/engine/rollouts/tool_calls.py."""
-
-
+PackingAlgorithm = Literal["modified_first_fit_decreasing", "first_fit_decreasing", "concatenative"]
 MomentType = Literal["float32", "bfloat16"]
 _SCHEDULER_KWARGS = {
     "LinearLR": ("start_factor", "end_factor", "total_iters"),
@@ -29,11 +28,9 @@ OF_MEGATRON, OF_DTENSOR = OnlyIf("dtensor_cfg.enabled", False), OnlyIf("dtensor_
 """Marks of keys that one of the two policies reads."""
 
 
-def _none_is_empty(value: Any) -> Any:
-    return () if value is None else value
-
-
-Modules = Annotated[tuple[str, ...], BeforeValidator(_none_is_empty)]
+_OR_EMPTY = BeforeValidator(lambda value: () if value is None else value)
+_OR_ZERO = BeforeValidator(lambda value: 0 if value is None else value)
+Modules = Annotated[tuple[str, ...], _OR_EMPTY]
 """Names of linear layers, or patterns of their whole names (`*.layers.0.*.linear_qkv`)."""
 
 
@@ -138,13 +135,7 @@ class MegatronConfig(Section):
     activation_checkpointing: Annotated[bool, OPERATIONAL, OF_MEGATRON] = False
     freeze_moe_router: Annotated[bool, OF_MEGATRON] = False
     moe_router_bias_update_rate: Annotated[float, OF_MEGATRON, _TRAINS_ALL] = Field(0.0, ge=0)
-    mtp_num_layers: Annotated[
-        int,
-        BeforeValidator(lambda value: 0 if value is None else value),
-        OF_MEGATRON,
-        _TRAINS_ALL,
-        OnlyIf("mtp_loss_scaling_factor"),
-    ] = Field(0, ge=0)
+    mtp_num_layers: Annotated[NonNegativeInt, _OR_ZERO, OF_MEGATRON, _TRAINS_ALL, OnlyIf("mtp_loss_scaling_factor")] = 0
     """Depths of multi-token prediction that are trained, as many as the checkpoint has blocks; 0, or null: none."""
     mtp_loss_scaling_factor: float = Field(0.1, ge=0)
     """What the mean of the depths' losses counts beside the policy's own loss."""
@@ -210,9 +201,7 @@ class SequencePackingConfig(Section):
     """None: of train_micro_batch_size sequences (pairs, for DPO) of max_total_sequence_length."""
     logprob_mb_tokens: PositiveInt | None = None
     """None: of logprob_batch_size such sequences."""
-    algorithm: Literal["modified_first_fit_decreasing", "first_fit_decreasing", "concatenative"] = (
-        "modified_first_fit_decreasing"
-    )
+    algorithm: PackingAlgorithm = "modified_first_fit_decreasing"
     """Which sequences share a row; concatenative: neighbours, in the order they have."""
     sequence_length_round: PositiveInt = 64
     """A row's tokens are padded to a multiple of this, at its end."""
@@ -276,10 +265,10 @@ class GenerationConfig(Section):
     max_new_tokens: PositiveInt = 512
     temperature: float = Field(1.0, ge=0)
     top_p: Annotated[float, _NO_REFERENCE] = Field(1.0, gt=0, le=1)
-    top_k: Annotated[int, BeforeValidator(lambda value: 0 if value is None else value), _NO_REFERENCE] = Field(0, ge=0)
+    top_k: Annotated[int, _OR_ZERO, _NO_REFERENCE] = Field(0, ge=0)
     """0, or null: the whole vocabulary."""
-    stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_none_is_empty)] = ()
-    stop_strings: Annotated[tuple[str, ...], BeforeValidator(_none_is_empty)] = ()
+    stop_token_ids: Annotated[tuple[int, ...], _OR_EMPTY] = ()
+    stop_strings: Annotated[tuple[str, ...], _OR_EMPTY] = ()
     max_sequences: Annotated[PositiveInt, OPERATIONAL] = 256
     """Sequences decoded at once by the embedded generator."""
     reasoning_parser: ReasoningParserName = "qwen3"
