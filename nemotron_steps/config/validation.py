@@ -174,7 +174,8 @@ def _problems(
                 hint = " ".join(re.sub("^~?", rf"\g<0>{prefix}", override) for override in rule.hint.split())
                 problems.append(ConfigError(rule.sentence(prefix), where=place, hints=(hint,) if hint else ()))
         elif kind == "extra_forbidden":
-            problems.append(_unknown_key(key, detail["input"], where, schema, composed.step))
+            below = (origin for known, origin in composed.origins.items() if known[: len(path)] == path)
+            problems.append(_unknown_key(key, detail["input"], next(below, where), schema, composed.step))
         elif kind != "missing":
             wrong.setdefault(path, []).append(detail)
         elif key not in may_miss:
@@ -202,12 +203,14 @@ def _unknown_key(key: str, value: Any, where: str | None, schema: type[BaseModel
     if any(map(is_secret_key, close)) and (where or "").startswith("override "):
         where = f"override '{key}={MASK}'"  # it was meant for a secret
     right = meant(key, close)
-    scalar = isinstance(value, bool | int | float | str)
-    hints = tuple(shown_override(f"{other}={value}", key) for other in right) if scalar else ()
-    if right and right[0].rpartition(".")[0] == parent:
-        hints = renamed_key(where, name, right[0].rpartition(".")[2]) or hints
-    if not hints and (where or "").startswith("override "):
-        hints = (f"steps show {step}",)
+    if (where or "").startswith("override "):
+        text = str(where).removeprefix("override '").removesuffix("'")
+        hints = tuple(text.replace(key, other, 1) for other in right) or (f"steps show {step}",)
+    else:
+        scalar = isinstance(value, bool | int | float | str)
+        hints = tuple(shown_override(f"{other}={value}", key) for other in right) if scalar else ()
+        if right and right[0].rpartition(".")[0] == parent:
+            hints = renamed_key(where, name, right[0].rpartition(".")[2]) or hints
     return ConfigError(
         f"unknown key '{key}'",
         where=where,
