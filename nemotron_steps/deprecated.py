@@ -55,12 +55,7 @@ class _Loader:
 
 
 def renamed(module: str, names: dict[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a module some of whose names have changed.
-
-    Args:
-        module: its `__name__`.
-        names: old name → new name.
-    """
+    """The `__getattr__` of a module (its `__name__`) some of whose names have changed: old name → new name."""
 
     def __getattr__(name: str) -> Any:
         if name not in names:

@@ -257,7 +257,7 @@ def _mention_problems(index: Index, out: Terminal) -> None:
 
 
 def explanations() -> dict[str, dict[str, str]]:
-    """Code → title, cause, mend, and for most example, setup and then (nemotron_steps/errors/explanations.toml)."""
+    """Code → title, cause, mend, and for many an example (nemotron_steps/errors/explanations.toml)."""
     return _explained("explanations.toml")
 
 
@@ -311,15 +311,13 @@ def _show_explanation(name: str, entry: Mapping[str, Any], advice: dict[str, lis
     if example is not None:
         out.print(f"\n{out.style('For example', 'dim')}")
         metrics = [f"{metric}: {values}" for metric, values in example.items()] if isinstance(example, dict) else None
-        for line in metrics or filter(None, (entry.get("setup"), example)):
-            out.print(f"  {line.encode('unicode_escape').decode()}")
+        for line in metrics or [example]:
+            out.print(f"  {line}")
     if "look" in entry:
         out.print(f"\n{out.style('Where to look', 'dim')}")
         out.wrap(entry["look"], indent=2)
     out.print(f"\n{out.style('What mends it', 'dim')}")
     out.wrap(entry["mend"], indent=2)
-    if "then" in entry:
-        out.print(f"  {out.style(entry['then'], 'cyan')}")
     for overrides, steps in advice.items():
         out.print(f"  {out.style(overrides, 'cyan')}   # {', '.join(steps)}")
     return 0

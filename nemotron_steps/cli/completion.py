@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from argcomplete.completers import FilesCompleter
 from argcomplete.finders import CompletionFinder
 
+from nemotron_steps.config.compose import is_path
 from nemotron_steps.config.profiles import load_environment
-from nemotron_steps.config.search import is_path
 from nemotron_steps.config.validation import known_keys, load_schema
 from nemotron_steps.environments.registry import names as environment_names
 from nemotron_steps.manifest.registry import load_registry

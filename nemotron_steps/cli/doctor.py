@@ -165,8 +165,8 @@ def _packs(session: Session) -> Iterator[Finding]:
 
 
 def _plugins() -> Iterator[Finding]:
-    from nemotron_steps.errors.entry_points import entry_points
-    from nemotron_steps.errors.plugins import unusable
+    """Entry points of installed packages whose source says that they cannot be loaded."""
+    from nemotron_steps.errors.plugins import entry_points, unusable
 
     for kind in ("environments", "executors"):
         for point in entry_points(f"nemotron_steps.{kind}"):

@@ -10,7 +10,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from hydra import version
@@ -25,13 +25,23 @@ from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf._impl import select_node
-from omegaconf._utils import split_key
+from omegaconf._utils import get_yaml_loader, split_key
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from nemotron_steps.config.compose import INPUTS_KEY, RUN_KEY, KeyPath, marked, nodes, origin_of, variables_in
+from nemotron_steps.config.compose import (
+    ENVIRONMENT,
+    INPUTS_KEY,
+    RUN_KEY,
+    KeyPath,
+    Mount,
+    SearchPath,
+    first_file,
+    marked,
+    nodes,
+    origin_of,
+)
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.search import Mount, SearchPath, first_file
 from nemotron_steps.config.secrets import MASK, may_be_secret, note_variables, shown_override
 from nemotron_steps.errors import ConfigError, first_line, raise_problems
 
@@ -47,30 +57,11 @@ _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 class _Loader(_Base):  # type: ignore[misc]
     """PyYAML's safe loader with OmegaConf's scalar rules: `1e-6` is a number, a date a text."""
 
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in _Base.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"""^(?:
-         [-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
-        |[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+
-        |\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?
-        |[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+\.[0-9_]*
-        |[-+]?\.(?:inf|Inf|INF)
-        |\.(?:nan|NaN|NAN))$""",
-        re.VERBOSE,
-    ),
-    list("-+0123456789."),
-)
+    yaml_implicit_resolvers = get_yaml_loader().yaml_implicit_resolvers
 
 
 def load_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int], str]:
-    """One config file: its mapping, the line (from 1) of each key path, and its text. ConfigError where it cannot be
-    read, is not YAML or not a mapping, or has a key twice."""
+    """One config file: its mapping, the line (from 1) of each key path, and its text."""
     lines: dict[KeyPath, int] = {}
     try:
         text = path.read_text(encoding="utf-8")
@@ -137,11 +128,6 @@ class MountRepository(ConfigRepository):
         self._home = home
         self._loaded: dict[str, ConfigResult | None] = {}
         self.lines: dict[str, dict[KeyPath, int]] = {}
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """Every file read."""
-        return tuple(dict.fromkeys(Path(result.path) for result in self._loaded.values() if result is not None))
 
     def file(self, config_path: str) -> Path | None:
         """The file of a config name: the first mount that has it."""
@@ -227,33 +213,26 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Conf
     return parsed, problems
 
 
-class Composition(NamedTuple):
-    """A config with its overrides: plain values with and without interpolations resolved, what set each key, and every
-    file that was read."""
-
-    values: dict[str, Any]
-    unresolved: Any
-    origins: dict[KeyPath, str]
-    files: tuple[Path, ...]
-
-
-def load_config(config: str | None, overrides: Sequence[str], search: SearchPath, any_key: bool) -> Composition:
+def load_config(
+    config: str | None, overrides: Sequence[str], search: SearchPath, any_key: bool
+) -> tuple[dict[str, Any], Any, dict[KeyPath, str], str | None]:
     """Find a config, merge its defaults list and apply overrides; those that name a config group choose among its
-    configs. `any_key`: they may set keys that no file mentions, without Hydra's `+`."""
+    configs. `any_key`: they may set keys that no file mentions, without Hydra's `+`. Values with interpolations
+    resolved and without, what set each key, and the config's file."""
     name, mounts = search.locate(config)
     parsed, problems = parse_overrides(overrides)
-    tree, origins, files = OmegaConf.create({}), dict[KeyPath, str](), ()
+    tree, origins, file = OmegaConf.create({}), dict[KeyPath, str](), None
     if name is not None:
         repository = MountRepository(mounts, search.step)
         tree, parsed = _merged(name, repository, parsed, origins)
-        files = repository.files
+        file = str(repository.file(name))
     for override in parsed:
         problem = _apply(override, tree, origins, any_key)
         problems += [] if problem is None else [problem]
     unresolved = OmegaConf.to_container(tree, resolve=False)
-    note_variables(variables_in(unresolved))
+    note_variables(ENVIRONMENT.findall(str(unresolved)))
     raise_problems(problems, f"the config of '{search.step}'")
-    return Composition(_resolve(tree, unresolved, origins), unresolved, origins, files)
+    return _resolve(tree, unresolved, origins), unresolved, origins, file
 
 
 def _merged(
@@ -378,7 +357,7 @@ def _broken(config: DictConfig, unresolved: Any, origins: Mapping[KeyPath, str])
         key = ".".join(path)
         try:
             if isinstance(text, str) and "${" in text:
-                OmegaConf.to_container(OmegaConf.create({"value": OmegaConf.select(config, key)}), resolve=True)
+                OmegaConf.select(config, key)
         except OmegaConfBaseException as error:
             reason, hints = first_line(error), [f"{key}=VALUE"]
             if unset := re.search(r"Environment variable '(\w+)' not found", str(error)):

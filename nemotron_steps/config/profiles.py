@@ -29,15 +29,14 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StrictStr
 
-from nemotron_steps.config.compose import ComposedConfig
+from nemotron_steps.config.compose import ComposedConfig, KeyPath
 from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
 from nemotron_steps.config.names import meant
 from nemotron_steps.config.schema.base import OnlyIf, Section
 from nemotron_steps.config.secrets import mask, note_variables, redact, redact_text
 from nemotron_steps.config.validation import validate
-from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError, UnsupportedError, raise_problems
-from nemotron_steps.errors.entry_points import entry_points
-from nemotron_steps.errors.plugins import load_object
+from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError, UnsupportedError
+from nemotron_steps.errors.plugins import entry_points, load_object
 
 ENTRY_POINT_GROUP = "nemotron_steps.trackers"
 _IN_EXAMPLES = {"mlflow": "./examples/mlflow_tracker   # in a checkout of nemotron-steps"}
@@ -103,17 +102,19 @@ def mirror_names() -> frozenset[str]:
 
 def settings_model(name: str) -> type[Table]:
     """What a mirror's table is checked against."""
-    if name in BUILT_IN:
-        return BUILT_IN[name]
-    brought = any(point.name == name for point in entry_points(ENTRY_POINT_GROUP))
-    model: type[Table] = getattr(tracker_class(name), "settings_model", OpenTable) if brought else OpenTable
+    if name in BUILT_IN or _tracker(name) is None:
+        return BUILT_IN.get(name, OpenTable)
+    model: type[Table] = getattr(tracker_class(name), "settings_model", OpenTable)
     return model
+
+
+def _tracker(name: str) -> str | None:
+    return next((point.value for point in entry_points(ENTRY_POINT_GROUP) if point.name == name), None)
 
 
 def tracker_class(name: str) -> Any:
     """The class that another package brings for a table. UnsupportedError if none does, or it cannot be loaded."""
-    reference = next((point.value for point in entry_points(ENTRY_POINT_GROUP) if point.name == name), None)
-    if reference is None:
+    if (reference := _tracker(name)) is None:
         raise UnsupportedError(
             f"the [{name}] table of env.toml needs a package that brings a tracker '{name}'",
             where=f"[{name}]",
@@ -128,8 +129,7 @@ def tracker_class(name: str) -> Any:
 class Profile(Table):
     """One `[PROFILE]`, with what it extends merged in: the keys that mean the same to every executor.
 
-    An executor's own keys are the fields of its subclass (`profile_model`, see `runs/executors`).
-    """
+    An executor's own keys are the fields of its subclass (`profile_model`, see `runs/executors`)."""
 
     executor: StrictStr = "local"
     """One of those in `runs/executors`, or the name of an executor that an installed package brings."""
@@ -216,21 +216,6 @@ _ALSO_CALLED = {
 """Second names of keys, as the public profiles have them."""
 JOB_KEYS = {key: _ALSO_CALLED.get(key, key) for key in _JobKeys.model_fields}
 """Key of `run.env` → the profile's."""
-_REASONS = {
-    "the step's cluster.* keys say how many processes work on a node": "nproc_per_node nprocs_per_node",
-    "a job runs the `steps` installed where it runs; nothing is packed": "packager packager_include_pattern pip_extras "
-    "code_src_dir run_command",
-    "images are built from containers/, not by a job": "build_partition build_time build_cache_dir build_include_gpus "
-    "build_gpus_per_node",
-    "runs are in the home: STEPS_HOME, or --home": "nemo_run_dir workspace",
-    "it is a key of executor slurm": "tunnel host user identity remote_job_dir",
-    "it is one of `mounts`": "lustre_mount",
-    "Ray is the image's": "ray_version",
-    "it is a key of executor ray; for a cluster that is there already the step has cluster.ray_address": "ray_address",
-    "it is a key of executor lepton": "node_group resource_shape",
-}
-_NO_EXECUTOR = {key: reason for reason, keys in _REASONS.items() for key in keys.split()}
-"""Keys seen in profiles written for other tools, and why they are refused: here they would do nothing."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +223,6 @@ class Environment:
     """Every profile found, and the tables of mirrors (`[wandb]`, `[tensorboard]`, those of other packages)."""
 
     profiles: Mapping[str, Mapping[str, Any]]
-    files: tuple[Path, ...]
     lines: Mapping[tuple[str, str], str]
     """(table, key) → `file:line`; key "": of the table itself."""
     mirror_tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -251,10 +235,10 @@ class Environment:
     @property
     def mirrors(self) -> MirrorSettings:
         """The tables of mirrors, checked. ConfigError if one is malformed."""
-        tables = {
-            name: _validated(settings_model(name), values, name, self.lines)
-            for name, values in self.mirror_tables.items()
-        }
+        tables = {}
+        for name, values in self.mirror_tables.items():
+            lines = {key: where for (table, key), where in self.lines.items() if table == name}
+            tables[name] = _validated(settings_model(name), values, name, lines)
         own = {name: tables.pop(name) for name in BUILT_IN if name in tables}
         return MirrorSettings(**own, others=tables)
 
@@ -270,15 +254,16 @@ class Environment:
             UnsupportedError: nothing here provides its executor.
             ConfigError: a key or value is wrong, or `extends` goes in a circle.
         """
-        merged, lines = self._merged(name)
+        found, at = self._merged(name), self.lines[name, ""]
+        lines = {"": at} | {key: where for key, (_, where) in found.items()}
+        merged = {key: _filled(value, where) for key, (value, where) in found.items()}
         executor = merged.get("executor", "local")
         try:
             # A value that is not a string is the general model's to refuse.
             model = models(executor) if isinstance(executor, str) else Profile
         except StepsError as error:
-            error.where = lines.get((name, "executor"), error.where)
+            error.where = lines.get("executor", error.where)
             raise
-        at = lines[name, ""]
         for key, (value, where, *others) in (job or {}).items():
             overridden = (where or "").startswith("override ")
             takes = key in model.model_fields or model.model_config.get("extra") == "allow"
@@ -293,7 +278,7 @@ class Environment:
                     found=", ".join(images),
                     hints=[_appended(at, image) for image in images],
                 )
-            merged[key], lines[name, key] = value, where or at
+            merged[key], lines[key] = value, where or at
         profile = _validated(model, merged, name, lines)
         image, always = merged.get("container_image"), "container_image" in model.of_image
         needs = [key for key in model.of_image if merged.get(key)]
@@ -303,40 +288,31 @@ class Environment:
         lacking = NoImageError(
             f"[{name}] needs an image{' for its ' if needs else ''}{' and '.join(needs)}, and neither it nor the "
             "step's config names one",
-            where=lines.get((name, (*needs, "")[0]), at),
+            where=lines.get((*needs, "")[0], at),
             expected="container_image in the profile, or run.env.container=IMAGE",
             hints=(_appended(at, "nemotron-steps:cuda") + "   # docs/executors.md: how to build it", *without),
         )
         lacking.profile = profile
         raise lacking
 
-    def _merged(self, name: str) -> tuple[dict[str, Any], dict[tuple[str, str], str]]:
-        """The keys of a profile and of all that it extends, and (name, key) → where each is written."""
-        chain: list[str] = []
-        merged: dict[str, Any] = {}
-        lines: dict[tuple[str, str], str] = {}
-        current: Any = name
-        while isinstance(current, str):
-            if current in chain:
-                circle, where = " → ".join([*chain, current]), self.lines.get((current, "extends"))
-                raise ConfigError(f"profiles extend each other in a circle: {circle}", where=where)
-            values = self.profiles.get(current)
-            if values is None:
-                raise self._unknown(current, self.lines.get((chain[-1], "extends")) if chain else None)
-            at = self.lines[current, ""]
-            lines.setdefault((name, ""), at)
-            for written, value in values.items():
-                key, where = _ALSO_CALLED.get(written, written), self.lines.get((current, written), at)
-                if key != written and key in values:
-                    raise ConfigError(f"'{written}' is another name of '{key}', which [{current}] has", where=where)
-                if key not in merged:
-                    merged[key] = _filled(value, where)
-                    lines[name, key] = where
-                elif isinstance(value, dict) and isinstance(merged[key], dict):
-                    merged[key] = {**_filled(value, where), **merged[key]}
-            chain.append(current)
-            current = values.get("extends")
-        return merged, lines
+    def _merged(self, name: str, above: tuple[str, ...] = ()) -> dict[str, tuple[Any, str]]:
+        """Key → its value and where that is written, of a profile and of all that it extends."""
+        where = self.lines.get((above[-1], "extends")) if above else None
+        if name in above:
+            raise ConfigError(f"profiles extend each other in a circle: {' → '.join((*above, name))}", where=where)
+        values = self.profiles.get(name)
+        if values is None:
+            raise self._unknown(name, where)
+        base, at = values.get("extends"), self.lines[name, ""]
+        merged = self._merged(base, (*above, name)) if isinstance(base, str) else {}
+        for written, value in values.items():
+            key, where = _ALSO_CALLED.get(written, written), self.lines.get((name, written), at)
+            if key != written and key in values:
+                raise ConfigError(f"'{written}' is another name of '{key}', which [{name}] has", where=where)
+            below, _ = merged.get(key, (None, ""))
+            both = isinstance(value, dict) and isinstance(below, dict)
+            merged[key] = ({**below, **value} if both else value, where)
+        return merged
 
     def _unknown(self, name: str, where: str | None) -> UnknownNameError:
         close, files = meant(name, self.profiles), environment_files()
@@ -389,7 +365,7 @@ def load_environment(cwd: Path | None = None) -> Environment:
             (mirrors if name in trackers else profiles)[name] = values
             lines.update({key: f"{file}:{line}" for key, line in found.items() if key[0] == name})
             lines[name, ""] = f"{file}:{line}"
-    return Environment(profiles, files, lines, mirrors)
+    return Environment(profiles, lines, mirrors)
 
 
 def _filled(value: Any, where: str) -> Any:
@@ -428,21 +404,9 @@ def _table_lines(text: str) -> dict[tuple[str, str], int]:
     return found
 
 
-def _validated(
-    model: type[TableT], values: Mapping[str, Any], table: str, lines: Mapping[tuple[str, str], str]
-) -> TableT:
-    origins = {(key,): where for (name, key), where in lines.items() if name == table}
-    open_, at = model.model_config.get("extra") == "allow", lines.get((table, ""), "env.toml")
-    refused = () if open_ else [key for key in values if key in _NO_EXECUTOR and key not in model.model_fields]
-    problems = []
-    for key in refused:
-        where = origins.get((key,), at)
-        # A value of several lines would go on after the comment.
-        hints = () if isinstance(values[key], list | dict) else (_sed(where, "s/^/# /"),)
-        what = f"unknown key '{key}' in [{table}], whose executor is {values.get('executor', 'local')}"
-        problems.append(ConfigError(f"{what}: {_NO_EXECUTOR[key]}", where=where, found=key, hints=hints))
-    raise_problems(problems, f"[{table}]")
-    return validate(ComposedConfig(f"[{table}]", dict(values), {}, origins, (Path(at),)), model)
+def _validated(model: type[TableT], values: Mapping[str, Any], table: str, lines: Mapping[str, str]) -> TableT:
+    origins: dict[KeyPath, str] = {(key,): where for key, where in lines.items()}
+    return validate(ComposedConfig(f"[{table}]", dict(values), {}, origins, lines[""]), model)
 
 
 def _appended(where: str, image: str) -> str:

@@ -77,11 +77,7 @@ def _judge(theirs: str, role: str) -> tuple[Published, ...]:
         _always(f"{there}.uses_reasoning_parser", theirs == "genrm_model", why="what it thinks is always taken off"),
         _always(f"{there}.server_args.data_parallel_size", 1, why="copies are counted by replicas"),
         _always(f"{there}.server_args.reasoning_parser", "deepseek_r1", why="as uses_reasoning_parser"),
-        *_refused("a judge's experts are cut like its other weights", f"{there}.server_args.enable_expert_parallel"),
-        *_refused("judges are offered no tools", f"{there}.server_args.enable_auto_tool_choice"),
-        *_refused("judges are offered no tools", f"{there}.server_args.tool_call_parser"),
-        *_refused("how fast weights are read is left to vLLM", f"{there}.server_args.model_loader_extra_config.**"),
-        *_refused("what vLLM compiles for a judge is left to vLLM", f"{there}.server_args.compilation_config.**"),
+        *_refused("other options of a judge are left to vLLM; it is offered no tools", f"{there}.server_args.**"),
         *_refused("set the variable where the run is started", f"{there}.server_env.**"),
     )
 
@@ -177,8 +173,7 @@ TABLE: tuple[Published, ...] = (
     _always(f"{_VLLM}.max_model_len", "=policy.max_total_sequence_length", why="the longest sequence of the run"),
     _always(f"{_VLLM}.use_deep_gemm", False, why="for FP8"),
     _always(f"{_VLLM}.num_*_layers_in_bf16", 0, why="for FP8"),
-    *_refused("the run's metrics count tokens, rollouts and seconds", f"{_VLLM}.enable_vllm_metrics_logger"),
-    *_refused("the run's metrics count tokens, rollouts and seconds", f"{_VLLM}.vllm_metrics_logger_interval"),
+    *_refused("the run's metrics count tokens, rollouts and seconds", f"{_VLLM}.*vllm_metrics_logger*"),
     _always(f"{_VLLM}.skip_tokenizer_init", False, why="agents are served with the tokenizer"),
     _always(f"{_CHAT}.enable_auto_tools", True, why="agents may call the tools that they offer"),
     Published(f"{_CHAT}.tool_parser", "policy.generation.tool_parser"),

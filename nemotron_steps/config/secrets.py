@@ -4,10 +4,9 @@ A value is masked when the name of its key says that it is secret; when it is th
 whose name says so, wherever it turns up; or when it looks like a secret: a token of a known service, a URL's password.
 What a config read from any other variable (`${oc.env:NAME}`) is shown as that, unless it is plainly harmless.
 
-Names are cut into words (`accessToken`, `X-Api-Key`, `GITLAB_TOKEN_1`), and the words decide. In this project most keys
-with `token` or `key` in them are about text and data (`max_new_tokens`, `pad_token`, `cache_key`): what comes before
-the word says which kind it is. Every pattern takes time linear in the text, for model output goes through it; they are
-texts that `re` compiles when first used, for commands that print no text of others should not wait for it.
+Names are cut into words, and what comes before `token` or `key` says whether it opens something (`max_new_tokens`,
+`cache_key` do not). Every pattern takes time linear in the text, for model output goes through it; `re` compiles them
+when first used, for commands that print no text of others.
 """
 
 import os
@@ -224,21 +223,14 @@ def _value_at(text: str, start: int, sign: str, says: Strength) -> tuple[int, st
 
 def _is_assigned_secret(says: Strength, value: str, match: re.Match[str]) -> bool:
     bare = value.strip("\\\"'`")
-    if not bare or bare in (MASK, "None", "null", "true", "false", "True", "False"):
+    if bare.lower() in ("", MASK, "none", "null", "true", "false") or not _is_secret(match["name"], bare):
         return False
-    if says is not Strength.TEXT or not _is_secret_text(says, bare):
-        return says is Strength.ANY or _is_secret_text(says, bare)
     # `token: the` in a sentence, `token = tokens[i]` in a program.
     spaced = ":" in match["sign"] or match[0].endswith(" ")
     in_sentence = spaced and value == bare and not re.search(r"[_\-.]|[a-z][A-Z]", match["name"])
-    return not in_sentence or looks_random(bare) or bool(re.search(r"\d", bare) and len(bare) >= 8)
-
-
-def _is_secret_text(says: Strength, value: str) -> bool:
-    """Whether a text is a secret under a name that says TEXT or MAYBE."""
-    if re.fullmatch(_NUMBER, value) or re.fullmatch(_SPECIAL_TOKEN, value):
-        return False
-    return says is Strength.TEXT or looks_random(value)
+    if says is not Strength.TEXT or not in_sentence:
+        return True
+    return looks_random(bare) or bool(re.search(r"\d", bare) and len(bare) >= 8)
 
 
 def _is_secret(key: str, value: Any) -> bool:
@@ -246,9 +238,12 @@ def _is_secret(key: str, value: Any) -> bool:
     says = strength(key)
     if says is Strength.NONE or value is None or value == "" or isinstance(value, bool):
         return False
-    if says is Strength.ANY or not isinstance(value, str):
-        return says is Strength.ANY or (says is Strength.TEXT and not isinstance(value, int | float))
-    return _is_secret_text(says, value)
+    if says is Strength.ANY:
+        return True
+    if not isinstance(value, str):
+        return says is Strength.TEXT and not isinstance(value, int | float)
+    plain = re.fullmatch(_NUMBER, value) or re.fullmatch(_SPECIAL_TOKEN, value)
+    return not plain and (says is Strength.TEXT or looks_random(value))
 
 
 _interpolated: set[str] = set()
@@ -327,8 +322,7 @@ def redact_text(text: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def shown_override(text: str, *meant: str) -> str:
-    """A refused override as it may be shown: without its value if that may be a secret, by its key or one of those that
-    may have been `meant`."""
+    """A refused override as it may be shown: without its value if its key, or one that was `meant`, may be secret."""
     key, equals, value = text.partition("=")
     if not equals:
         apart = re.match(r"[+~-]*([\w.-]+)(?:\s*:|\s)\s*(?=\S)", text)
@@ -387,8 +381,7 @@ def _changed(values: Any, of_secret: Callable[[Any], Any], of_text: Callable[[st
 
 
 def _is_harmless(value: str) -> bool:
-    """Whether what a config read from a variable that is not called secret is plainly not one: a number, a URL (whose
-    own secrets are masked), a path, a model's name."""
+    """Whether a value is plainly no secret: a number, a URL (whose own are masked), a path, a model's name."""
     path = re.match(r"(?:~|\.\.?)?/\w", value) and not any(map(looks_random, value.split("/")))
     if re.fullmatch(_NUMBER, value) or "://" in value or path:
         return True

@@ -6,17 +6,15 @@ pydantic; importing `nemotron_steps.config` does not.
 
 import math
 import re
-import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from nemotron_steps.config.compose import ComposedConfig, KeyPath, origin_of
 from nemotron_steps.config.names import meant, nearest
-from nemotron_steps.config.schema.base import OPERATIONAL, BrokenRulesError
+from nemotron_steps.config.schema.base import OPERATIONAL, BrokenRulesError, members
 from nemotron_steps.config.secrets import MASK, is_secret_key, looks_random, mask, shown_override
 from nemotron_steps.errors import ConfigError, raise_problems, renamed_key
 from nemotron_steps.errors.plugins import load_object
@@ -91,14 +89,14 @@ def _walk(model: type[BaseModel], prefix: str, *, operational: bool = False) -> 
             yield key
         if marked and operational:
             continue
-        for member in _members(info.annotation):
+        for member in members(info.annotation):
             kind = _kind(member)
             if issubclass(kind, BaseModel):
                 yield from _walk(kind, f"{key}.", operational=operational)
             elif issubclass(kind, Mapping):
                 if not operational:
                     yield f"{key}.{WILDCARD}"
-                for below in _members(_item(member)):
+                for below in members(_item(member)):
                     if issubclass(kind := _kind(below), BaseModel):
                         yield from _walk(kind, f"{key}.{WILDCARD}.", operational=operational)
 
@@ -112,7 +110,7 @@ def _accepts(annotation: Any, path: Sequence[str]) -> bool:
     if not path or annotation is Any:
         return True
     head, *rest = path
-    for member in _members(annotation):
+    for member in members(annotation):
         kind = _kind(member)
         if issubclass(kind, BaseModel):
             below = [kind.model_fields[head].annotation] if head in kind.model_fields else []
@@ -124,15 +122,6 @@ def _accepts(annotation: Any, path: Sequence[str]) -> bool:
         if any(_accepts(each, rest) for each in below):
             return True
     return False
-
-
-def _members(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union, Annotated stripped; a plain annotation is its own only member."""
-    if hasattr(annotation, "__metadata__"):
-        return _members(annotation.__origin__)
-    if get_origin(annotation) in (Union, types.UnionType):
-        return tuple(chain.from_iterable(map(_members, get_args(annotation))))
-    return (annotation,)
 
 
 def _kind(member: Any) -> type:
@@ -173,38 +162,36 @@ def _problems(
 ) -> list[ConfigError]:
     wrong: dict[KeyPath, list[Mapping[str, Any]]] = {}
     problems: list[ConfigError] = []
-    file = str(composed.files[0]) if composed.files else None
     for detail in error.errors(include_url=False):
         kind = detail["type"]
         path = _key_path(detail["loc"], composed.values, missing=kind == "missing")
-        key, where = ".".join(path), origin_of(composed.origins, path) or file
+        key, where = ".".join(path), origin_of(composed.origins, path) or composed.file
         broken = detail.get("ctx", {}).get("error")
         if isinstance(broken, BrokenRulesError):
             prefix = f"{key}." if key else ""
             for rule in broken.rules:
-                place = origin_of(composed.origins, (*path, *rule.key.split("."))) or file or prefix + rule.key
+                place = origin_of(composed.origins, (*path, *rule.key.split("."))) or composed.file or prefix + rule.key
                 hint = " ".join(re.sub("^~?", rf"\g<0>{prefix}", override) for override in rule.hint.split())
                 problems.append(ConfigError(rule.sentence(prefix), where=place, hints=(hint,) if hint else ()))
         elif kind == "extra_forbidden":
-            problems.append(_unknown_key(key, detail["input"], where, schema, composed.step))
+            below = (origin for known, origin in composed.origins.items() if known[: len(path)] == path)
+            problems.append(_unknown_key(key, detail["input"], next(below, where), schema, composed.step))
         elif kind != "missing":
             wrong.setdefault(path, []).append(detail)
         elif key not in may_miss:
             problems.append(ConfigError(f"'{key}' must be given a value", where=where, hints=(f"{key}=VALUE",)))
     for path, details in wrong.items():  # of a union each member says what it wants
-        problems.append(_wrong_value(".".join(path), details, origin_of(composed.origins, path) or file))
+        problems.append(_wrong_value(".".join(path), details, origin_of(composed.origins, path) or composed.file))
     return problems
 
 
 def _key_path(location: Sequence[int | str], values: Any, *, missing: bool) -> KeyPath:
-    """A pydantic location without the names of union members and validators it is mixed with: only parts that are found
-    in what was validated are kept, and, if `missing`, the last one."""
+    """A pydantic location without the names of union members and validators: what is found in the values."""
     path: list[str] = []
-    node = values
+    node: Any = values
     for part in location:
-        if (isinstance(node, Mapping) and part in node) or (
-            isinstance(node, list | tuple) and isinstance(part, int) and part < len(node)
-        ):
+        has_item = isinstance(node, list | tuple) and isinstance(part, int) and part < len(node)
+        if has_item or (isinstance(node, Mapping) and part in node):
             node = node[part]
             path.append(str(part))
     return (*path, str(location[-1])) if missing else tuple(path)
@@ -216,12 +203,14 @@ def _unknown_key(key: str, value: Any, where: str | None, schema: type[BaseModel
     if any(map(is_secret_key, close)) and (where or "").startswith("override "):
         where = f"override '{key}={MASK}'"  # it was meant for a secret
     right = meant(key, close)
-    scalar = isinstance(value, bool | int | float | str)
-    hints = tuple(shown_override(f"{other}={value}", key) for other in right) if scalar else ()
-    if right and right[0].rpartition(".")[0] == parent:
-        hints = renamed_key(where, name, right[0].rpartition(".")[2]) or hints
-    if not hints and (where or "").startswith("override "):
-        hints = (f"steps show {step}",)
+    if (where or "").startswith("override "):
+        text = str(where).removeprefix("override '").removesuffix("'")
+        hints = tuple(text.replace(key, other, 1) for other in right) or (f"steps show {step}",)
+    else:
+        scalar = isinstance(value, bool | int | float | str)
+        hints = tuple(shown_override(f"{other}={value}", key) for other in right) if scalar else ()
+        if right and right[0].rpartition(".")[0] == parent:
+            hints = renamed_key(where, name, right[0].rpartition(".")[2]) or hints
     return ConfigError(
         f"unknown key '{key}'",
         where=where,

@@ -20,8 +20,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, UnsupportedError, show_line
-from nemotron_steps.errors.entry_points import entry_points
-from nemotron_steps.errors.plugins import load_object
+from nemotron_steps.errors.plugins import entry_points, load_object
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

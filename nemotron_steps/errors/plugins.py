@@ -4,17 +4,26 @@ Nothing that a module does while it is imported reaches the command: what it pri
 stays JSON, and what it raises, an exit included, becomes one error that names the module and the line.
 """
 
+from __future__ import annotations
+
+import os
 import sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.stopping import stop_if_asked, was_asked
 from nemotron_steps.waiting import waiting
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+
+_METADATA = (".dist-info", ".egg-info")
 
 
 class PluginImportError(ImportError):
@@ -44,6 +53,36 @@ def load_object(reference: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part)
     return found
+
+
+def entry_points(group: str) -> tuple[EntryPoint, ...]:
+    """As `importlib.metadata.entry_points(group=…)`, which parses the metadata of every distribution and is itself most
+    of a quick command's time: it is asked only where some `entry_points.txt` has the group's name in it."""
+    if not _may_have(group):
+        return ()
+    from importlib import metadata
+
+    return tuple(metadata.entry_points(group=group))
+
+
+def _may_have(group: str) -> bool:
+    """Whether a distribution on sys.path names the group, or is not a plain folder to look into."""
+    for finder in sys.meta_path:  # other than Python's own, that know of distributions which are not on sys.path
+        named = finder if isinstance(finder, type) else type(finder)
+        if hasattr(finder, "find_distributions") and not named.__module__.startswith("_frozen_importlib"):
+            return True
+    for entry in dict.fromkeys(sys.path):
+        try:
+            infos = [each.path for each in os.scandir(entry or ".") if each.name.lower().endswith(_METADATA)]
+        except FileNotFoundError:
+            continue
+        except OSError:  # an archive, or a folder that cannot be listed
+            return True
+        for info in infos:
+            with suppress(FileNotFoundError, NotADirectoryError):  # it announces nothing
+                if group.encode() in Path(info, "entry_points.txt").read_bytes():
+                    return True
+    return False
 
 
 def unusable(reference: str) -> tuple[str, str] | None:
@@ -87,10 +126,10 @@ def names_in(file: Path) -> frozenset[str] | None:
     tells. The file is read, not run."""
     import ast
 
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.alias):
             found.add((node.asname or node.name).partition(".")[0])
         else:
-            found.add(getattr(node, "id", None) or getattr(node, "name", None))
-    return None if {"*", "__getattr__", "globals", "exec", "setattr"} & found else frozenset(filter(None, found))
+            found.add(str(getattr(node, "id", None) or getattr(node, "name", None)))
+    return None if {"*", "__getattr__", "globals", "exec", "setattr"} & found else frozenset(found)

@@ -31,7 +31,7 @@ from nemotron_steps.models.mapping import Parameter, megatron_shape, of_mtp, par
 if TYPE_CHECKING:
     import torch
 
-    from nemotron_steps.config.schema.peft import AdapterConfig, LoraConfig
+    from nemotron_steps.config.schema.policy import AdapterConfig, LoraConfig
 
 LINEARS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj")
 """What may have an adapter, by the last part of its name."""

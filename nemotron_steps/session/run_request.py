@@ -14,10 +14,8 @@ RUN_NAME = re.compile(r"(?!-|latest$)[A-Za-z0-9._-]{1,64}")
 """What a run may be called."""
 
 
-class UsageError(RequestError, ValueError):
+class UsageError(RequestError, ValueError, code="E120"):
     """The command line itself is wrong: an unknown command or flag, a missing argument."""
-
-    code = "E120"
 
 
 @dataclass(frozen=True)

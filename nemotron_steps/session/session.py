@@ -17,8 +17,8 @@ from nemotron_steps.session.run_request import UsageError
 
 if TYPE_CHECKING:
     from nemotron_steps.artifacts.store import ArtifactStore
+    from nemotron_steps.config.compose import SearchPath
     from nemotron_steps.config.profiles import MirrorSettings, Profile
-    from nemotron_steps.config.search import SearchPath
     from nemotron_steps.manifest.models import StepManifest
     from nemotron_steps.manifest.pipeline_models import PipelineManifest
     from nemotron_steps.manifest.registry import Registry
@@ -66,7 +66,7 @@ class Session:
     def settled(self, request: RunRequest, resume: str | None = None) -> RunRequest:
         """The request with steps by their ids, with `-c NAME` as `./NAME.yaml`, where no step asked for has a config
         NAME and that file is, and with the name of the run that it goes on with."""
-        from nemotron_steps.config.search import is_path
+        from nemotron_steps.config.compose import is_path
 
         request = replace(request, targets=tuple(map(self.registry.step_id, request.targets)))
         if resume and request.name is None:
@@ -126,7 +126,7 @@ class Session:
 
     def chain(self, request: RunRequest) -> Request:
         """The resolver's form of a request: a pipeline's stages, or steps to be chained."""
-        from nemotron_steps.config.search import is_path
+        from nemotron_steps.config.compose import is_path
         from nemotron_steps.resolver.request import request_for_steps
         from nemotron_steps.session.pipelines import fanned_out_step, pipeline_request
 
@@ -237,7 +237,7 @@ class Session:
 
     def _search_path(self, manifest: StepManifest) -> SearchPath:
         """Where a step's configs and their bases are: its own pack, then the others in their order."""
-        from nemotron_steps.config.search import SearchPath
+        from nemotron_steps.config.compose import SearchPath
 
         packs = sorted(self.registry.packs, key=lambda pack: pack.name != manifest.pack)
         configs = {pack.name: pack.configs for pack in packs if pack.configs is not None}

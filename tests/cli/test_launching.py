@@ -246,7 +246,7 @@ def test_the_pages_profile_carries_every_command_of_the_pages(
             "run.env.container=mine/image:1 run.env.ntasks_per_node=1",
             {"image": "mine/image:1", "ntasks-per-node": "1"},
         ),
-        ("", "run.env.nodez=2", "hint: run.env.nodes=2"),
+        ("", "run.env.nodez=2", "a config has container, nodes"),
         ("", "run.env.nodes=50", "hint: cluster.num_nodes=50"),
         ("", "run.env.sandbox.port=1", "code runs in this project's own sandbox"),
         ("", "run.env.time=1:00:00", "env.toml the rest"),

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from nemotron_steps.artifacts.validators import sniff_type, validate_adapter
 from nemotron_steps.config.schema.convert import MergeConfig
 from nemotron_steps.config.schema.dpo import DpoConfig
-from nemotron_steps.config.schema.peft import LoraConfig, PeftConfig
+from nemotron_steps.config.schema.policy import LoraConfig, PeftConfig
 from nemotron_steps.errors import ArtifactError, ConfigError, UnsupportedError
 from nemotron_steps.models import megatron_checkpoint
 from nemotron_steps.models.adapters import (

@@ -6,10 +6,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section
-from nemotron_steps.config.schema.policy import GenerationConfig
+from nemotron_steps.config.schema.policy import GenerationConfig, option_rules, own_keys
 from nemotron_steps.config.schema.reward import RewardedConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, DataFileConfig, EnvConfig, PromptFilesConfig
-from nemotron_steps.config.schema.vllm_options import option_rules, own_keys
 
 
 class EvaluationConfig(Section):
@@ -95,8 +94,7 @@ class DifficultySettings(Section):
 
 
 class DifficultyConfig(RewardedConfig):
-    """The whole config of `data_prep/difficulty`: a policy samples each prompt; prompts are dropped and sorted by the
-    outcome."""
+    """The whole config of `data_prep/difficulty`: a policy samples each prompt; the outcome sorts and drops prompts."""
 
     model: str | None = None
     """Hugging Face folder of the policy; the `model` port is written here."""

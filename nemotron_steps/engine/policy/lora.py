@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from nemotron_steps.config.schema.peft import LoraConfig, PeftConfig
+from nemotron_steps.config.schema.policy import LoraConfig, PeftConfig
 from nemotron_steps.engine.kernels.linear import linear
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.adapters import AdapterPair, lora_modules

@@ -15,8 +15,7 @@ from nemotron_steps.config.names import meant
 from nemotron_steps.config.profiles import OpenProfile, Profile
 from nemotron_steps.config.secrets import mask
 from nemotron_steps.errors import RequestError, UnsupportedError, did_you_mean
-from nemotron_steps.errors.entry_points import entry_points
-from nemotron_steps.errors.plugins import load_object
+from nemotron_steps.errors.plugins import entry_points, load_object
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

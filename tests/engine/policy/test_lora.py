@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nemotron_steps.config.schema.peft import LoraConfig
+from nemotron_steps.config.schema.policy import LoraConfig
 from nemotron_steps.engine.policy.dtensor import DTensorPolicy
 from nemotron_steps.engine.policy.lora import HfAdapters, LowRank, attach_adapters, without_adapters
 from nemotron_steps.engine.policy.megatron import MegatronPolicy

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.families import FAMILIES, bounds_time_steps
 from nemotron_steps.config.names import meant
-from nemotron_steps.config.schema.vllm_options import FIXED, OF_POLICY, RECORDING
+from nemotron_steps.config.schema.policy import FIXED, OF_POLICY, RECORDING
 from nemotron_steps.engine.generation.vllm.transfer import IN_PROCESS, OFFERED
 from nemotron_steps.errors import ConfigError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture
