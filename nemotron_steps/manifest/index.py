@@ -20,9 +20,7 @@ from nemotron_steps.errors import ManifestError
 from nemotron_steps.manifest.packs import (
     BUILT_IN,
     PATH_VARIABLE,
-    InstalledPack,
     PackSearch,
-    find_installed,
     find_packs,
     unusable_code,
 )
@@ -31,7 +29,7 @@ from nemotron_steps.manifest.typegraph import ArtifactType, TypeGraph
 FORMAT = 9
 """Version of the cache file; raise it when its rows or how they are made change."""
 
-_KEYS = ("files", "python_path", "installed", "steps", "pipelines", "types", "problems", "warnings")
+_KEYS = ("files", "steps", "pipelines", "types", "problems", "warnings")
 
 
 @dataclass(frozen=True)
@@ -140,29 +138,22 @@ def load_index(
     cached = read_json(path)
     if not isinstance(cached, dict) or cached.get("format") != FORMAT or not cached.keys() >= {*_KEYS}:
         cached = dict.fromkeys(_KEYS)
-    python_path: list[list[Any]] = []
-    for entry in dict.fromkeys(sys.path):
-        with contextlib.suppress(OSError):  # entries that are not there hold no distribution
-            python_path.append([entry, _distributions(entry or ".")])
-    if cached["python_path"] == python_path:
-        installed = tuple(InstalledPack(*entry) for entry in cached["installed"])
-    else:
-        installed = find_installed()  # which reads the metadata of every distribution, by far the slowest part
-    search = find_packs(environ=environ, cwd=cwd, installed=installed)
-    made_of = {"format": FORMAT, "files": _fingerprint(search), "python_path": python_path}
-    if cached == {**cached, **made_of}:
+    search = find_packs(environ=environ, cwd=cwd)
+    files = _fingerprint(search)
+    if cached["files"] == files:
         index = _decode(cached)
     else:
         index = build_index(search)
         content = {
-            "installed": [[*vars(pack).values()] for pack in installed],
+            "format": FORMAT,
+            "files": files,
             "steps": [row.to_dict() for row in index.steps],
             "pipelines": [row.to_dict() for row in index.pipelines],
             "types": [asdict(artifact_type) for artifact_type in index.types.types.values()],
             "problems": [vars(error) for error in index.problems],
             "warnings": [vars(error) for error in index.warnings],
         }
-        write_json(path, {**made_of, **content})
+        write_json(path, content)
     found: list[ManifestError] = []
     for row in index.steps:  # of third parties' steps each time anew: their code changes without their manifests
         if row.pack != BUILT_IN and row.runnable:
@@ -223,18 +214,6 @@ def _fingerprint(search: PackSearch) -> list[list[Any]]:
                 time, size = file.stat().st_mtime_ns, file.stat().st_size
             entries.append([str(file), time, size])
     return entries
-
-
-def _distributions(entry: str) -> int:
-    """Changes when one is installed or removed, and not with whatever else is written into a folder: in a checkout that
-    is installed as it lies, that is much."""
-    try:
-        with os.scandir(entry) as found:
-            metadata = [each for each in found if each.name.endswith((".dist-info", ".egg-info", ".egg"))]
-    except NotADirectoryError:  # an archive
-        return os.stat(entry).st_mtime_ns
-    lines = sorted(f"{each.name} {each.stat().st_mtime_ns}" for each in metadata)
-    return crc32("\n".join(lines).encode(errors="surrogateescape"))
 
 
 def _decode(data: Mapping[str, Any]) -> Index:
