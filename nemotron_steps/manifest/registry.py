@@ -322,19 +322,14 @@ class _Reading:
         named = [(each.name, *named) for each in graph.types.values() for named in (each.convert_to or {}).items()]
         for name, target, step_id in named:
             step = steps.get(step_id)
-            required = [port for port in step.consumes if port.required] if step is not None else []
-            if step is None:
-                why = f"there is no step '{step_id}'"
-            elif len(required) != 1:
-                why = f"step '{step_id}' needs {len(required)} inputs, not one"
-            elif not graph.is_a(name, required[0].type):
-                why = f"step '{step_id}' takes '{required[0].type}'"
-            elif not any(graph.is_a(port.type, target) for port in step.produces):
-                why = f"step '{step_id}' produces no '{target}'"
-            else:
+            required = [port.type for port in step.consumes if port.required] if step is not None else []
+            makes = step is not None and any(graph.is_a(port.type, target) for port in step.produces)
+            if makes and len(required) == 1 and graph.is_a(name, required[0]):
                 continue
             gone.append(Conversion(name, target, step_id))
-            where = self.types[name][0][1].where(name, "convert_to", target)
+            where, why = self.types[name][0][1].where(name, "convert_to", target), f"there is no step '{step_id}'"
+            if step is not None:
+                why = f"step '{step_id}' does not make it of one '{name}'"
             self.warn(f"'{name}' is never converted to '{target}' by itself: {why}", where=where)
         return gone
 

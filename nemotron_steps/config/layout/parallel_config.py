@@ -48,13 +48,8 @@ class JudgeLayout:
 
 @dataclass(frozen=True)
 class TeacherLayout:
-    """A teacher that has devices of its own: a world of ranks beside the policy's, whose GPUs are taken off the
-    cluster's.
-
-    Attributes:
-        gpus_per_node: None for all GPUs of its nodes.
-        section: of the config, where its layout is from.
-    """
+    """A teacher that has devices of its own: a world of ranks beside the policy's. `gpus_per_node`: None for all of its
+    nodes' GPUs; `section`: of the config, where its layout is from."""
 
     name: str
     tensor: int = at("tensor_model_parallel_size", 1)
@@ -86,15 +81,8 @@ class TeacherLayout:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Sizes of a step's layout.
-
-    Attributes:
-        tensor, …: under the dtensor policy `tensor` is its own (`key`), and the others are 1.
-        samples: whether the step generates rollouts.
-        uses_vllm: whether vLLM generates them.
-        judges: local ones that are configured.
-        teachers: those that have devices of their own.
-    """
+    """Sizes of a step's layout. Under the dtensor policy `tensor` is its own (`key`), and the other cuts are 1.
+    `samples`: whether the step generates rollouts; `teachers`: those that have devices of their own."""
 
     dtensor: bool = at(f"{DTENSOR}.enabled", False)
     tensor: int = at(f"{MEGATRON}.tensor_model_parallel_size", 1)

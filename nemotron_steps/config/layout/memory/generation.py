@@ -24,16 +24,10 @@ SMALL_CACHE = 8
 
 @dataclass(frozen=True)
 class GeneratorMemory:
-    """Bytes on one device.
+    """Bytes on one device while it samples, and while the policy trains (`rests`).
 
-    Attributes:
-        generates: while it samples, by what they are for.
-        rests: while the policy trains.
-        own_process: whether it has a CUDA context of its own.
-        room: tokens that its cache has room for; None where the cache grows with what is asked.
-        share: of the GPU, which it takes whole; None where it takes what it needs.
-        least: what that share has to hold at least.
-    """
+    `room`: tokens that its cache has room for; None where the cache grows with what is asked. `share`: of the GPU,
+    which it takes whole (None where it takes what it needs), and `least`: what that has to hold at least."""
 
     generates: Mapping[str, int]
     rests: Mapping[str, int]

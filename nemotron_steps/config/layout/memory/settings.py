@@ -137,18 +137,9 @@ def _value(value: Any, default: Any) -> Any:
 
 @dataclass(frozen=True)
 class BatchArithmetic:
-    """How the work of a step is cut. None: a step that samples nothing, or ranks that do not come out even.
-
-    Attributes:
-        batch: sequences (pairs, for DPO) of one optimizer step.
-        updates: optimizer steps of a training step.
-        rows: of a data-parallel rank in one optimizer step.
-        micro_batches: at most, of a rank in one optimizer step.
-        micro_rows: sequences of a micro-batch, at most.
-        tokens: of a micro-batch, at most: a prompt that its rows share is counted once.
-        trained: of them, tokens whose logprobs have a gradient.
-        budget: whether a number of tokens cuts the micro-batches, and not a number of rows.
-    """
+    """How the work of a step is cut into `batch` sequences (pairs, for DPO) of an optimizer step, `rows` of these on a
+    data-parallel rank, and at most `micro_rows` sequences and `tokens` of a micro-batch, `trained` of which have a
+    gradient. A prompt that rows share is counted once. `budget`: whether a number of tokens cuts the micro-batches."""
 
     prompts: int | None
     group: int | None
