@@ -94,25 +94,22 @@ def find_packs(
     cwd = Path.cwd() if cwd is None else cwd
     packs: list[Pack] = []
     problems: list[ManifestError] = []
-    seen: set[tuple[int, int]] = set()
-    taken: set[str] = set()
+    names: dict[tuple[int, int], str] = {}
 
     def add(root: Path, name: str, origin: str, where: str) -> None:
         if not root.is_dir():
-            problems.append(
-                ManifestError(f"pack folder '{root}' does not exist", where=where, expected="a folder of manifests")
-            )
+            what, expected = f"pack folder '{root}' does not exist", "a folder of manifests"
+            problems.append(ManifestError(what, where=where, expected=expected))
             return
         # `PACK:ID` names one step, so no two packs go by one name.
         free, number = name, 2
-        while free in taken:
+        while free in names.values():
             free, number = f"{name}-{number}", number + 1
         pack = open_pack(root, free, origin)
         # The folder's own number, and not its real path, which asks about every folder above it.
         status = pack.base.stat()
-        if (status.st_dev, status.st_ino) not in seen:
-            seen.add((status.st_dev, status.st_ino))
-            taken.add(free)
+        if (status.st_dev, status.st_ino) not in names:
+            names[status.st_dev, status.st_ino] = free
             packs.append(pack)
 
     add(builtin_pack_root(), BUILT_IN, "built-in", "the installed package")

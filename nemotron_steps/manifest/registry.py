@@ -55,8 +55,7 @@ class Registry:
 
     def hidden_by(self, manifest: StepManifest) -> tuple[str, ...]:
         """`PACK:ID` of the steps that share a step's plain id and are hidden by it, in the order of their packs."""
-        shared = (other for other in self.hidden_steps.values() if other.step.id == manifest.id)
-        return tuple(other.id for other in shared)
+        return tuple(other.id for other in self.hidden_steps.values() if other.step.id == manifest.id)
 
     def step(self, step_id: str) -> StepManifest:
         """The manifest of a step by `ID`, `PACK:ID` or alias, or the error that says why there is none."""
@@ -104,14 +103,8 @@ def load_pipeline_file(path: Path) -> PipelineManifest:
     """A pipeline from a file outside any pack. Raises ManifestError; further mistakes follow as notes."""
     pipeline, problems = loader.parse_pipeline(loader.read_toml(path))
     if pipeline is None:
-        first, *others = problems
-        raise ManifestError(
-            first.what,
-            where=first.where,
-            expected=first.expected,
-            found=first.found,
-            hints=(*first.hints, *(f"also at {p.where}: {p.what}" for p in others)),
-        )
+        problems[0].hints += tuple(f"also at {each.where}: {each.what}" for each in problems[1:])
+        raise problems[0]
     return pipeline
 
 
