@@ -151,14 +151,13 @@ def unusable_code(step_id: str, named: Mapping[str, Any], where: Callable[..., s
 def _locate(value: str) -> tuple[str | None, str | None]:
     """(folder, None) of an entry-point value, or (None, why not): `package`, `package.sub.folder` or `package:folder`,
     a folder inside the package, which need not be importable itself. The package is found, not imported."""
-    from importlib.machinery import PathFinder
     from importlib.util import find_spec
 
     module, _, folder = value.partition(":")
     package, *inner = module.strip().split(".")
     inner += [part for part in folder.strip().replace("/", ".").split(".") if part]
     try:
-        spec = PathFinder.find_spec(package) or find_spec(package)
+        spec = find_spec(package)
     except (ImportError, ValueError) as error:
         return None, f"package '{package}' cannot be found: {error}"
     if spec is None or not spec.submodule_search_locations:

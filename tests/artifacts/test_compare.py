@@ -1,6 +1,5 @@
 """What changed between artifacts and between their configs."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
