@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -197,9 +198,11 @@ def values_at(model: type, get: Callable[[str], Any], section: str = "") -> dict
     found = {}
     for each in fields(model):
         value = get(section + each.metadata["key"]) if "key" in each.metadata else None
-        kind = str(each.type).partition(" ")[0]
+        kind = re.match(r"\w+", str(each.type))[0]  # type: ignore[index]
         if kind == "float" and type(value) is int:
             value = float(value)
+        if kind == "tuple" and isinstance(value, list):
+            value = tuple(value)
         if type(value).__name__ == kind:
             found[each.name] = value
     return found

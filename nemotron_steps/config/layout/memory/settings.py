@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from nemotron_steps.config.layout.parallel_config import DTENSOR, MEGATRON, TEACHERS, VLLM, ParallelConfig, at, keys_of
+from nemotron_steps.config.layout.parallel_config import (
+    DTENSOR,
+    MEGATRON,
+    TEACHERS,
+    VLLM,
+    ParallelConfig,
+    at,
+    values_at,
+)
 
 GENERATION = "policy.generation"
 UTILIZATION = f"{VLLM}.gpu_memory_utilization"
@@ -62,12 +70,9 @@ class MemorySettings:
     @classmethod
     def read(cls, get: Callable[[str], Any], sizes: ParallelConfig | None = None) -> MemorySettings:
         """From a config; `get` as for ParallelConfig.read, `sizes` where they have been read from it already."""
-        sizes = sizes or ParallelConfig.read(get)
-        keys, defaults = keys_of(cls), {each.name: each.default for each in fields(cls)}
-        said = ((name, get(key)) for name, key in keys.items())
-        values = {name: _value(value, defaults[name]) for name, value in said if value is not None}
         teachers = get(TEACHERS)
-        return cls(sizes, teachers=tuple(teachers) if isinstance(teachers, Mapping) else (), **values)
+        named = tuple(teachers) if isinstance(teachers, Mapping) else ()
+        return cls(sizes or ParallelConfig.read(get), teachers=named, **values_at(cls, get))
 
     @property
     def element(self) -> int:
@@ -122,17 +127,6 @@ class MemorySettings:
         if logprobs:
             packed, balanced, rows = self.packed_logprob_tokens, self.balanced_logprob_tokens, self.logprob_batch
         return (packed if self.packs else balanced) or rows * self.rows_per_unit * self.longest
-
-
-def _value(value: Any, default: Any) -> Any:
-    """A config's value where it is of the key's kind; another is reported by the config's own check."""
-    if default is None:
-        return value if type(value) in (int, float, bool) else None
-    if isinstance(default, tuple):
-        return tuple(str(each) for each in value) if isinstance(value, list | tuple) else default
-    if isinstance(default, float):
-        return float(value) if type(value) in (int, float) else default
-    return value if type(value) is type(default) else default
 
 
 @dataclass(frozen=True)
