@@ -8,6 +8,7 @@ from typing import Any, Literal
 from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.config.layout.parallel_config import (
     APART,
+    CUTS,
     KEYS,
     ParallelConfig,
     TeacherLayout,
@@ -19,7 +20,6 @@ from nemotron_steps.config.layout.parallel_config import (
 from nemotron_steps.errors import ConfigError, UnsupportedError
 
 _SHARED = "key-value heads"
-CUTS = ("tensor", "pipeline", "context", "expert")
 
 
 @dataclass(frozen=True)

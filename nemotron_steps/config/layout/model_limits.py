@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nemotron_steps.config.families import FAMILIES, ROPE_TYPES
-from nemotron_steps.config.layout.constraints import CUTS, Violation, model_violations
+from nemotron_steps.config.layout.constraints import Violation, model_violations
 from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.config.layout.parallel_config import (
+    CUTS,
     JUDGE_ROLES,
     JUDGES,
     KEYS,

@@ -16,6 +16,8 @@ COLOCATED = "policy.generation.colocated"
 TEACHERS = "on_policy_distillation.teachers"
 APART = "on_policy_distillation.non_colocated_teachers"
 JUDGES = "env.nemo_gym"
+CUTS = ("tensor", "pipeline", "context", "expert")
+"""Fields of a layout that say over how many ranks a model is cut."""
 JUDGE_ROLES = ("genrm_model", "judge_model", "safety_model")
 
 

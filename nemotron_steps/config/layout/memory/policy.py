@@ -23,7 +23,7 @@ from nemotron_steps.config.layout.memory.shape import (
     held_by_adapters,
     layers_of,
 )
-from nemotron_steps.config.layout.parallel_config import TeacherLayout
+from nemotron_steps.config.layout.parallel_config import CUTS, TeacherLayout
 
 ALIGNMENT = 64
 """Elements that a flat buffer's shards are a multiple of (engine/policy/param_and_grad_buffer.py)."""
@@ -259,12 +259,7 @@ def settings_of(settings: MemorySettings, teacher: TeacherLayout) -> MemorySetti
     cluster = settings.sizes.gpus_per_node
     sizes = replace(
         settings.sizes,
-        tensor=teacher.tensor,
-        pipeline=teacher.pipeline,
-        context=teacher.context,
-        expert=teacher.expert,
-        sequence_parallel=teacher.sequence_parallel,
-        nodes=teacher.nodes,
+        **{name: getattr(teacher, name) for name in (*CUTS, "sequence_parallel", "nodes")},
         gpus_per_node=(teacher.gpus_per_node or cluster) if cluster else 0,
         workers=None if cluster else teacher.ranks(0),
         judge_nodes=0,
