@@ -1,10 +1,9 @@
 """What two artifacts of one type have and have not in common: attributes, files, inputs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from nemotron_steps.artifacts.models import Artifact, short_digest
+from nemotron_steps.artifacts.models import short_digest
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError
 
@@ -12,31 +11,9 @@ Pair = tuple[Any, Any]
 """A value in the first artifact and in the second; None where one lacks it."""
 
 
-@dataclass
-class Difference:
-    """Two artifacts side by side: what differs, by name, port or path."""
-
-    a: Artifact
-    b: Artifact
-    attributes: dict[str, Pair]
-    inputs: dict[str, Pair] = field(default_factory=dict)
-    files: dict[str, Pair] = field(default_factory=dict)
-    """Sizes in bytes, where the contents differ or one lacks it."""
-
-    @property
-    def same(self) -> bool:
-        """Whether they hold the same files and attributes, wherever they come from."""
-        return self.a.digest == self.b.digest and not self.attributes
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-serialisable form."""
-        both = {"a": self.a, "b": self.b}
-        named = {name: {"ref": each.ref, "digest": each.digest, "type": each.type} for name, each in both.items()}
-        return {**vars(self), **named, "same": self.same}
-
-
-def compare(store: ArtifactStore, ref_a: str, ref_b: str) -> Difference:
-    """Compare two artifacts, each verified when it is opened. ArtifactError if they are of different types."""
+def compare(store: ArtifactStore, ref_a: str, ref_b: str) -> dict[str, Any]:
+    """Two artifacts, each verified when it is opened, and what differs, by name, port or path (files' sizes in bytes).
+    ArtifactError if they are of different types."""
     first, second = store.find(ref_a), store.find(ref_b)
     if first.type != second.type:
         raise ArtifactError(
@@ -47,17 +24,23 @@ def compare(store: ArtifactStore, ref_a: str, ref_b: str) -> Difference:
             hints=(f"steps artifacts list --type {first.type}",),
         )
     a, b = store.open(first), store.open(second)
-    found = Difference(a, b, _differing(a.attributes, b.attributes))
+    attributes, inputs = _differing(a.attributes, b.attributes), dict[str, Pair]()
     edges_a, edges_b = ({edge.port: edge for edge in each.inputs} for each in (a, b))
     for port in sorted(edges_a.keys() | edges_b.keys()):
         edges = (edges_a.get(port), edges_b.get(port))
         if edges[0] is None or edges[1] is None or edges[0].digest != edges[1].digest:
             names = [None if each is None else each.ref or short_digest(each.digest) for each in edges]
-            found.inputs[port] = (names[0], names[1])
+            inputs[port] = (names[0], names[1])
     files_a, files_b = ({file.path: file for file in each.files} for each in (a, b))
-    for path, (one, other) in _differing(files_a, files_b).items():
-        found.files[path] = (one and one.size, other and other.size)
-    return found
+    changed = _differing(files_a, files_b).items()
+    return {
+        "a": {"ref": a.ref, "digest": a.digest, "type": a.type},
+        "b": {"ref": b.ref, "digest": b.digest, "type": b.type},
+        "same": a.digest == b.digest and not attributes,
+        "attributes": attributes,
+        "inputs": inputs,
+        "files": {path: (one and one.size, other and other.size) for path, (one, other) in changed},
+    }
 
 
 def config_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Pair]:

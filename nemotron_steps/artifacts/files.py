@@ -14,7 +14,7 @@ import shlex
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,7 @@ def confined(root: Path, relative: str) -> Path:
     require_relative(relative, str(root))
     path, (first, *below) = root / relative, relative.split("/")
     base = os.path.join(root, first)
-    # Without a link on the way it is where its name says. Resolving takes many times as long, and this is asked for
-    # every file that is read.
+    # Resolving takes many times as long, and this is asked for every file that is read.
     if any(map(os.path.islink, accumulate(below, os.path.join, initial=base))):
         base, real = os.path.realpath(base), os.path.realpath(path)
         if real != base and not real.startswith(base.rstrip(os.sep) + os.sep):
@@ -245,12 +244,9 @@ def seal_tree(folder: Path) -> None:
 
 def remove_tree(folder: Path) -> None:
     """Delete a folder if it is there."""
-
-    def ignore_missing(function: Any, path: str, info: Any) -> None:
-        if not issubclass(info[0], FileNotFoundError):
-            raise info[1]
-
-    shutil.rmtree(folder, onerror=ignore_missing)
+    while folder.exists():  # also where another process is at it
+        with suppress(FileNotFoundError):
+            shutil.rmtree(folder)
 
 
 def set_aside(folder: Path) -> None:
@@ -304,20 +300,13 @@ def as_storage_error(error: BaseException, where: Path | str) -> StorageError | 
         if code is None and "No space left on device" in str(seen):
             code = errno.ENOSPC
         if code in _STORAGE_ERRNOS:
-            what, place = _STORAGE_ERRNOS[code], str(getattr(seen, "filename", None) or where)
             there, disk = _disk(Path(where))
-            found, looks = f"{disk.f_bavail * disk.f_frsize / 1e9:.2f} GB free", f"df -h {shlex.quote(str(there))}"
-            if code == errno.ENOSPC and disk.f_files and not disk.f_favail:
-                what, found = "the disk has no inodes left, one a file", f"0 of {disk.f_files:,} inodes free, {found}"
-                looks = looks.replace("-h", "-i")
+            then = "make room and run the same command again: what was committed is kept"
             return StorageError(
-                f"writing failed: {what}",
-                where=place,
-                found=found,
-                hints=(
-                    "--home DIR   # on a larger disk",
-                    f"{looks}   # make room and run the same command again: what was committed is kept",
-                ),
+                f"writing failed: {_STORAGE_ERRNOS[code]}",
+                where=str(getattr(seen, "filename", None) or where),
+                found=f"{disk.f_bavail * disk.f_frsize / 1e9:.2f} GB and {disk.f_favail:,} inodes free",
+                hints=("--home DIR   # on a larger disk", f"df -h {shlex.quote(str(there))}   # {then}"),
             )
         seen = seen.__cause__ or seen.__context__
     return error if isinstance(error, StorageError) else None

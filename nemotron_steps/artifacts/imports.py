@@ -32,12 +32,7 @@ class Imports:
         self._allowed: set[str] = set()
 
     def identify(
-        self,
-        path: Path,
-        *,
-        type_name: str | None = None,
-        supertypes: Sequence[str] = (),
-        name: str | None = None,
+        self, path: Path, *, type_name: str | None = None, supertypes: Sequence[str] = (), name: str | None = None
     ) -> Artifact:
         """What a path holds, as an artifact that is not in any home. From then on its folder may be read in place.
 
@@ -102,12 +97,9 @@ def require_type(path: Path) -> str:
         raise ArtifactError("there is nothing at this path", where=str(path))
     type_name = sniff_type(path)
     if type_name is None:
-        raise ArtifactError(
-            "the artifact type cannot be told from the files",
-            where=str(path),
-            expected="config.json and safetensors (checkpoint_hf), hf/ and weights/ (checkpoint_megatron), *.jsonl",
-            hints=(f"steps artifacts add {path} --type <type>",),
-        )
+        what, hints = "the artifact type cannot be told from the files", (f"steps artifacts add {path} --type <type>",)
+        expected = "config.json and safetensors (checkpoint_hf), hf/ and weights/ (checkpoint_megatron), *.jsonl"
+        raise ArtifactError(what, where=str(path), expected=expected, hints=hints)
     return type_name
 
 

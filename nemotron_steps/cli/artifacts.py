@@ -20,7 +20,6 @@ from nemotron_steps.session.session import Session
 if TYPE_CHECKING:
     import argparse
 
-    from nemotron_steps.artifacts.compare import Difference, Pair
     from nemotron_steps.artifacts.lineage import Lineage
     from nemotron_steps.artifacts.models import Artifact
     from nemotron_steps.artifacts.store import ArtifactStore
@@ -195,26 +194,21 @@ def diff_artifacts(args: argparse.Namespace) -> int:
 
     store = Session(args.home).store
     found = compare(store, args.a, args.b)
-    configs = [config_of(store, each) for each in (found.a, found.b)]
+    configs = [config_of(store, store.find(found[name]["ref"])) for name in ("a", "b")]
     config = None if None in configs else config_changes(configs[0] or {}, configs[1] or {})
     if args.as_json:
-        print_json(plain({**found.to_dict(), "config": config}))
-    else:
-        _show_difference(found, config, Terminal.of())
-    return 0 if found.same else 1
-
-
-def _show_difference(found: Difference, config: dict[str, Pair] | None, out: Terminal) -> None:
-    verdict = ("the same", "green") if found.same else ("different", "yellow")
-    names = f"{found.a.ref} → {found.b.ref}"
-    out.print(f"{out.style(printable(names), 'bold')}  {out.style(verdict[0], verdict[1])}")
-    _rows("attributes", found.attributes, out)
-    _rows("made from", found.inputs, out)
-    if config is None and (found.a.producer or found.b.producer):
-        out.print(f"  {out.style('config: the run of one of them is gone', 'dim')}")
+        print_json(plain({**found, "config": config}))
+        return 0 if found["same"] else 1
+    out = Terminal.of()
+    verdict = ("the same", "green") if found["same"] else ("different", "yellow")
+    names = printable(f"{found['a']['ref']} → {found['b']['ref']}")
+    out.print(f"{out.style(names, 'bold')}  {out.style(verdict[0], verdict[1])}")
+    _rows("attributes", found["attributes"], out)
+    _rows("made from", found["inputs"], out)
     _rows("config", config or {}, out)
-    files = {path: tuple(None if each is None else size(each) for each in pair) for path, pair in found.files.items()}
-    _rows("files", files, out)
+    files = found["files"].items()
+    _rows("files", {path: [None if each is None else size(each) for each in pair] for path, pair in files}, out)
+    return 0 if found["same"] else 1
 
 
 def _rows(title: str, rows: Mapping[str, Any], out: Terminal) -> None:

@@ -8,8 +8,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -18,20 +17,14 @@ from nemotron_steps.config.locations import cache_folder, read_json, write_json
 from nemotron_steps.config.names import by_alias
 from nemotron_steps.errors import ManifestError
 from nemotron_steps.manifest.packs import (
-    BUILT_IN,
     PATH_VARIABLE,
-    InstalledPack,
     PackSearch,
-    find_installed,
     find_packs,
-    unusable_code,
 )
 from nemotron_steps.manifest.typegraph import ArtifactType, TypeGraph
 
 FORMAT = 9
 """Version of the cache file; raise it when its rows or how they are made change."""
-
-_KEYS = ("files", "python_path", "installed", "steps", "pipelines", "types", "problems", "warnings")
 
 
 @dataclass(frozen=True)
@@ -137,44 +130,22 @@ def load_index(
     folder = cache_folder(environ) if cache_dir is None else cache_dir
     of = "\0".join((sys.prefix, str(Path(__file__)), str(cwd), environ.get(PATH_VARIABLE, "")))
     path = folder / f"index-{crc32(of.encode()):08x}.json"
+    search = find_packs(environ=environ, cwd=cwd)
+    files = [FORMAT, *_fingerprint(search)]
     cached = read_json(path)
-    if not isinstance(cached, dict) or cached.get("format") != FORMAT or not cached.keys() >= {*_KEYS}:
-        cached = dict.fromkeys(_KEYS)
-    python_path: list[list[Any]] = []
-    for entry in dict.fromkeys(sys.path):
-        with contextlib.suppress(OSError):  # entries that are not there hold no distribution
-            python_path.append([entry, _distributions(entry or ".")])
-    if cached["python_path"] == python_path:
-        installed = tuple(InstalledPack(*entry) for entry in cached["installed"])
-    else:
-        installed = find_installed()  # which reads the metadata of every distribution, by far the slowest part
-    search = find_packs(environ=environ, cwd=cwd, installed=installed)
-    made_of = {"format": FORMAT, "files": _fingerprint(search), "python_path": python_path}
-    if cached == {**cached, **made_of}:
-        index = _decode(cached)
-    else:
-        index = build_index(search)
-        content = {
-            "installed": [[*vars(pack).values()] for pack in installed],
-            "steps": [row.to_dict() for row in index.steps],
-            "pipelines": [row.to_dict() for row in index.pipelines],
-            "types": [asdict(artifact_type) for artifact_type in index.types.types.values()],
-            "problems": [vars(error) for error in index.problems],
-            "warnings": [vars(error) for error in index.warnings],
-        }
-        write_json(path, {**made_of, **content})
-    found: list[ManifestError] = []
-    for row in index.steps:  # of third parties' steps each time anew: their code changes without their manifests
-        if row.pack != BUILT_IN and row.runnable:
-            import tomllib
-
-            from nemotron_steps.manifest.source import SourceText
-
-            text = Path(row.file).read_text(encoding="utf-8")
-            line = SourceText(text).line
-            where = partial(lambda file, line, *path: f"{file}:{line(path)}", row.file, line)
-            found += unusable_code(row.id, tomllib.loads(text)["step"], where)
-    return replace(index, problems=(*index.problems, *found))
+    if isinstance(cached, dict) and cached.get("files") == files:
+        return _decode(cached)
+    index = build_index(search)
+    content = {
+        "files": files,
+        "steps": [row.to_dict() for row in index.steps],
+        "pipelines": [row.to_dict() for row in index.pipelines],
+        "types": [asdict(artifact_type) for artifact_type in index.types.types.values()],
+        "problems": [vars(error) for error in index.problems],
+        "warnings": [vars(error) for error in index.warnings],
+    }
+    write_json(path, content)
+    return index
 
 
 def build_index(search: PackSearch) -> Index:
@@ -223,18 +194,6 @@ def _fingerprint(search: PackSearch) -> list[list[Any]]:
                 time, size = file.stat().st_mtime_ns, file.stat().st_size
             entries.append([str(file), time, size])
     return entries
-
-
-def _distributions(entry: str) -> int:
-    """Changes when one is installed or removed, and not with whatever else is written into a folder: in a checkout that
-    is installed as it lies, that is much."""
-    try:
-        with os.scandir(entry) as found:
-            metadata = [each for each in found if each.name.endswith((".dist-info", ".egg-info", ".egg"))]
-    except NotADirectoryError:  # an archive
-        return os.stat(entry).st_mtime_ns
-    lines = sorted(f"{each.name} {each.stat().st_mtime_ns}" for each in metadata)
-    return crc32("\n".join(lines).encode(errors="surrogateescape"))
 
 
 def _decode(data: Mapping[str, Any]) -> Index:

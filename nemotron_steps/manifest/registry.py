@@ -55,8 +55,7 @@ class Registry:
 
     def hidden_by(self, manifest: StepManifest) -> tuple[str, ...]:
         """`PACK:ID` of the steps that share a step's plain id and are hidden by it, in the order of their packs."""
-        shared = (other for other in self.hidden_steps.values() if other.step.id == manifest.id)
-        return tuple(other.id for other in shared)
+        return tuple(other.id for other in self.hidden_steps.values() if other.step.id == manifest.id)
 
     def step(self, step_id: str) -> StepManifest:
         """The manifest of a step by `ID`, `PACK:ID` or alias, or the error that says why there is none."""
@@ -104,14 +103,8 @@ def load_pipeline_file(path: Path) -> PipelineManifest:
     """A pipeline from a file outside any pack. Raises ManifestError; further mistakes follow as notes."""
     pipeline, problems = loader.parse_pipeline(loader.read_toml(path))
     if pipeline is None:
-        first, *others = problems
-        raise ManifestError(
-            first.what,
-            where=first.where,
-            expected=first.expected,
-            found=first.found,
-            hints=(*first.hints, *(f"also at {p.where}: {p.what}" for p in others)),
-        )
+        problems[0].hints += tuple(f"also at {each.where}: {each.what}" for each in problems[1:])
+        raise problems[0]
     return pipeline
 
 
@@ -322,19 +315,14 @@ class _Reading:
         named = [(each.name, *named) for each in graph.types.values() for named in (each.convert_to or {}).items()]
         for name, target, step_id in named:
             step = steps.get(step_id)
-            required = [port for port in step.consumes if port.required] if step is not None else []
-            if step is None:
-                why = f"there is no step '{step_id}'"
-            elif len(required) != 1:
-                why = f"step '{step_id}' needs {len(required)} inputs, not one"
-            elif not graph.is_a(name, required[0].type):
-                why = f"step '{step_id}' takes '{required[0].type}'"
-            elif not any(graph.is_a(port.type, target) for port in step.produces):
-                why = f"step '{step_id}' produces no '{target}'"
-            else:
+            required = [port.type for port in step.consumes if port.required] if step is not None else []
+            makes = step is not None and any(graph.is_a(port.type, target) for port in step.produces)
+            if makes and len(required) == 1 and graph.is_a(name, required[0]):
                 continue
             gone.append(Conversion(name, target, step_id))
-            where = self.types[name][0][1].where(name, "convert_to", target)
+            where, why = self.types[name][0][1].where(name, "convert_to", target), f"there is no step '{step_id}'"
+            if step is not None:
+                why = f"step '{step_id}' does not make it of one '{name}'"
             self.warn(f"'{name}' is never converted to '{target}' by itself: {why}", where=where)
         return gone
 

@@ -35,7 +35,7 @@ def test_inputs_differ_by_name_or_by_digest(store: ArtifactStore) -> None:
     one = commit(store, "one", {"x": "1"})
     commit(store, "a", {"y": "1"}, inputs=(Edge("rows", one.digest, one.ref), Edge("lost", "ab" * 32)))
     commit(store, "b", {"y": "2"})
-    assert compare(store, "a", "b").inputs == {"lost": (short_digest("ab" * 32), None), "rows": ("one:v1", None)}
+    assert compare(store, "a", "b")["inputs"] == {"lost": (short_digest("ab" * 32), None), "rows": ("one:v1", None)}
 
 
 def test_configs_differ_by_dotted_keys_and_an_empty_group_is_a_value() -> None:

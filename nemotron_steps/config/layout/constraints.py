@@ -8,6 +8,7 @@ from typing import Any, Literal
 from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.config.layout.parallel_config import (
     APART,
+    CUTS,
     KEYS,
     ParallelConfig,
     TeacherLayout,
@@ -19,7 +20,6 @@ from nemotron_steps.config.layout.parallel_config import (
 from nemotron_steps.errors import ConfigError, UnsupportedError
 
 _SHARED = "key-value heads"
-CUTS = ("tensor", "pipeline", "context", "expert")
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ def format_violations(several: Sequence[Violation]) -> tuple[str, str, str]:
     alike = list(dict.fromkeys(several))
     if len(alike) == 1:
         return alike[0].what, alike[0].expected, alike[0].found
-    names = [each.key.rpartition(".")[2] for each in alike]
-    expected = dict.fromkeys(f"{name}: {each.expected}" for name, each in zip(names, alike, strict=True))
-    found = dict.fromkeys(f"{name}: {each.found}" for name, each in zip(names, alike, strict=True))
+    names = {each: each.key.rpartition(".")[2] for each in alike}
+    expected = dict.fromkeys(f"{name}: {each.expected}" for each, name in names.items())
+    found = dict.fromkeys(f"{name}: {each.found}" for each, name in names.items())
     return "; ".join(each.what for each in alike), "; ".join(expected), "; ".join(found)
 
 
@@ -77,7 +77,7 @@ def overrides(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def raise_if_violated(found: Sequence[Violation], who: str = "") -> None:
-    """Raise ConfigError with all of these constraints and a hint, if there are any; `who` goes before what is wrong."""
+    """ConfigError with all of these constraints and a hint, if there are any; `who` goes before what is wrong."""
     if found:
         what, expected, value = format_violations(found)
         raise ConfigError(f"{who}{what}", where=found[0].key, expected=expected, found=value, hints=hints_of(found))

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nemotron_steps.config.families import FAMILIES, ROPE_TYPES
-from nemotron_steps.config.layout.constraints import CUTS, Violation, model_violations
+from nemotron_steps.config.layout.constraints import Violation, model_violations
 from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.config.layout.parallel_config import (
+    CUTS,
     JUDGE_ROLES,
     JUDGES,
     KEYS,
@@ -56,14 +57,8 @@ def template_file(folder: str | None) -> str:
 def limit_violations(
     model_key: str, port: str, model: ModelSpec, get: Callable[[str], Any], folder: str | None = None
 ) -> Iterator[ConfigError]:
-    """What a config asks of one of its models that the model was not made for; `where` is the config key at fault.
-
-    Args:
-        model_key: one with `lengths_of`.
-        port: the input that the model comes from.
-        get: dotted key → value of the config, or None.
-        folder: of the user's, with the model's config.json and tokenizer; None where there is none.
-    """
+    """What a config asks of one of its models (a key with `lengths_of`) that the model was not made for; `where` is the
+    config key at fault. `port`: the input that the model comes from; `folder`: the user's, with its config.json."""
     here, another = shlex.quote(folder or "MODEL"), f"--input {port}=PATH   # "
     what = f"the model of '{port}' has fewer positions than the longest sequence asked of it"
     yield from _too_long(what, lengths_of(model_key) or (), model.positions, get)
@@ -72,44 +67,31 @@ def limit_violations(
     served = model_key.endswith(f"{_OF_JUDGE}.model") and get(f"{model_key.rpartition('.')[0]}.backend") == "vllm"
     if model.quantised is not None and not served:
         whole = shlex.quote(f"{folder or 'MODEL'}-BF16")
-        yield ConfigError(
-            f"the model of '{port}' is quantised, and only whole weights can be converted and trained",
-            where=model_key,
-            expected="bfloat16, float16 or float32 weights",
-            found=f"quantization_config of {model.quantised}",
-            hints=(
-                f"{another}the model that it was quantised from",
-                f"hf download MODEL-BF16 --local-dir {whole}   # then --input {port}={whole}",
-            ),
-        )
+        what = f"the model of '{port}' is quantised, and only whole weights can be converted and trained"
+        expected, found = "bfloat16, float16 or float32 weights", f"quantization_config of {model.quantised}"
+        download = f"hf download MODEL-BF16 --local-dir {whole}   # then --input {port}={whole}"
+        hints = (f"{another}the model that it was quantised from", download)
+        yield ConfigError(what, where=model_key, expected=expected, found=found, hints=hints)
     if model.has_chat_template is False:
-        yield ConfigError(
-            f"the model of '{port}' has no chat template: its tokenizer cannot write chats",
-            where=model_key,
-            expected="chat_template.jinja, or a chat_template in tokenizer_config.json",
-            found="neither",
-            hints=(
-                f"cp TEMPLATE.jinja {template_file(folder)}   # of the model it was made from, or of its family",
-                f"{another}a model with a chat template",
-            ),
-        )
+        what = f"the model of '{port}' has no chat template: its tokenizer cannot write chats"
+        expected = "chat_template.jinja, or a chat_template in tokenizer_config.json"
+        copy = f"cp TEMPLATE.jinja {template_file(folder)}   # of the model it was made from, or of its family"
+        hints = (copy, f"{another}a model with a chat template")
+        yield ConfigError(what, where=model_key, expected=expected, found="neither", hints=hints)
     if model.has_end_token is False:
-        ends = f"python -c {shlex.quote(_SET_END)} {here} '<|im_end|>'   # what its template ends a turn with"
-        yield ConfigError(
+        what, found = (
             f"the tokenizer of '{port}' has no token that ends an answer",
-            where=model_key,
-            expected="an eos_token in tokenizer_config.json that is one of the tokenizer's tokens",
-            found="none, or one that it does not have",
-            hints=(ends, f"{another}a model with an end token"),
+            "none, or one that it does not have",
         )
+        expected = "an eos_token in tokenizer_config.json that is one of the tokenizer's tokens"
+        ends = f"python -c {shlex.quote(_SET_END)} {here} '<|im_end|>'   # what its template ends a turn with"
+        hints = (ends, f"{another}a model with an end token")
+        yield ConfigError(what, where=model_key, expected=expected, found=found, hints=hints)
     if model.tokens is not None and model.vocabulary is not None and model.tokens > model.vocabulary:
-        yield ConfigError(
-            f"the tokenizer of '{port}' has tokens that the model has no embedding for",
-            where=model_key,
-            expected=f"at most {model.vocabulary} tokens (vocab_size of config.json)",
-            found=str(model.tokens),
-            hints=(f"{another}a model with its own tokenizer",),
-        )
+        what = f"the tokenizer of '{port}' has tokens that the model has no embedding for"
+        expected = f"at most {model.vocabulary} tokens (vocab_size of config.json)"
+        hint = f"{another}a model with its own tokenizer"
+        yield ConfigError(what, where=model_key, expected=expected, found=str(model.tokens), hints=(hint,))
 
 
 def _too_long(what: str, keys: Sequence[str], most: int | None, get: Callable[[str], Any]) -> Iterator[ConfigError]:
@@ -117,13 +99,8 @@ def _too_long(what: str, keys: Sequence[str], most: int | None, get: Callable[[s
     lengths = {key: get(key) for key in keys}
     longer = [key for key, length in lengths.items() if most and type(length) is int and length > most]
     if longer:
-        yield ConfigError(
-            what,
-            where=longer[0],
-            expected=f"at most {most}",
-            found=", ".join(f"{key}={lengths[key]}" for key in longer),
-            hints=(" ".join(f"{key}={most}" for key in longer),),
-        )
+        found, hint = ", ".join(f"{key}={lengths[key]}" for key in longer), " ".join(f"{key}={most}" for key in longer)
+        yield ConfigError(what, where=longer[0], expected=f"at most {most}", found=found, hints=(hint,))
 
 
 def _uncomputed(model_key: str, port: str, model: ModelSpec, get: Callable[[str], Any]) -> Iterator[ConfigError]:
@@ -140,13 +117,9 @@ def _uncomputed(model_key: str, port: str, model: ModelSpec, get: Callable[[str]
     # Known families are read whole before a run, whatever trains them (steps/preflight.py).
     ours = backend == "embedded" or (model_key == POLICY and not (dtensor and known is None))
     if (ours and model.rope_type not in ROPE_TYPES) or (backend == "vllm" and dtensor and "dynamic" in model.rope_type):
-        yield ConfigError(
-            f"the rotary scaling of the model of '{port}' is not computed here, or is another one in vLLM",
-            where=model_key,
-            expected=f"rope_type {' | '.join(ROPE_TYPES)}",
-            found=model.rope_type,
-            hints=(f"--input {port}=PATH   # a model with one of these",),
-        )
+        what = f"the rotary scaling of the model of '{port}' is not computed here, or is another one in vLLM"
+        expected, hints = f"rope_type {' | '.join(ROPE_TYPES)}", (f"--input {port}=PATH   # a model with one of these",)
+        yield ConfigError(what, where=model_key, expected=expected, found=model.rope_type, hints=hints)
     elif dtensor and model.fixed_positions is not None:
         what = f"a row longer than {model.fixed_positions} positions would change the positions of the rows beside it"
         key = "policy.max_total_sequence_length"

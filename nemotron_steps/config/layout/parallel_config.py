@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -15,6 +16,8 @@ COLOCATED = "policy.generation.colocated"
 TEACHERS = "on_policy_distillation.teachers"
 APART = "on_policy_distillation.non_colocated_teachers"
 JUDGES = "env.nemo_gym"
+CUTS = ("tensor", "pipeline", "context", "expert")
+"""Fields of a layout that say over how many ranks a model is cut."""
 JUDGE_ROLES = ("genrm_model", "judge_model", "safety_model")
 
 
@@ -48,13 +51,8 @@ class JudgeLayout:
 
 @dataclass(frozen=True)
 class TeacherLayout:
-    """A teacher that has devices of its own: a world of ranks beside the policy's, whose GPUs are taken off the
-    cluster's.
-
-    Attributes:
-        gpus_per_node: None for all GPUs of its nodes.
-        section: of the config, where its layout is from.
-    """
+    """A teacher that has devices of its own: a world of ranks beside the policy's. `gpus_per_node`: None for all of its
+    nodes' GPUs; `section`: of the config, where its layout is from."""
 
     name: str
     tensor: int = at("tensor_model_parallel_size", 1)
@@ -86,15 +84,8 @@ class TeacherLayout:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Sizes of a step's layout.
-
-    Attributes:
-        tensor, …: under the dtensor policy `tensor` is its own (`key`), and the others are 1.
-        samples: whether the step generates rollouts.
-        uses_vllm: whether vLLM generates them.
-        judges: local ones that are configured.
-        teachers: those that have devices of their own.
-    """
+    """Sizes of a step's layout. Under the dtensor policy `tensor` is its own (`key`), and the other cuts are 1.
+    `samples`: whether the step generates rollouts; `teachers`: those that have devices of their own."""
 
     dtensor: bool = at(f"{DTENSOR}.enabled", False)
     tensor: int = at(f"{MEGATRON}.tensor_model_parallel_size", 1)
@@ -209,9 +200,11 @@ def values_at(model: type, get: Callable[[str], Any], section: str = "") -> dict
     found = {}
     for each in fields(model):
         value = get(section + each.metadata["key"]) if "key" in each.metadata else None
-        kind = str(each.type).partition(" ")[0]
+        kind = re.match(r"\w+", str(each.type))[0]  # type: ignore[index]
         if kind == "float" and type(value) is int:
             value = float(value)
+        if kind == "tuple" and isinstance(value, list):
+            value = tuple(value)
         if type(value).__name__ == kind:
             found[each.name] = value
     return found

@@ -292,14 +292,10 @@ def _measures(settings: MemorySettings, memory: StepMemory, most_nodes: float) -
     embedded = {"policy.generation": settings.max_sequences} if sizes.samples and not sizes.uses_vllm else {}
     embedded |= {judge.section: judge.max_sequences for judge in sizes.judges if judge.backend != "vllm"}
     for section, rows in embedded.items():
-        yield {f"{section}.max_sequences": max(8, rows // 4)}
-        yield {f"{section}.max_sequences": 8}
-    for role in sizes.judges:
-        yield {f"{role.section}.max_total_sequence_length": min(8192, role.length)}
+        yield {f"{section}.max_sequences": min(8, rows)}
     if settings.teachers and not settings.offloads_teachers:
         yield {"on_policy_distillation.offload": True}
     for teacher in {each.section: each for each in sizes.teachers}.values():
-        yield {teacher.key("micro_batch"): 1}
         yield {teacher.key("tensor"): teacher.tensor * 2, teacher.key("sequence_parallel"): True}
     trains, scores, least = settings.budget(), settings.budget(logprobs=True), 1
     names = ("train_micro_batch_size", "logprob_batch_size")
@@ -311,10 +307,8 @@ def _measures(settings: MemorySettings, memory: StepMemory, most_nodes: float) -
         least = settings.longest * settings.rows_per_unit
     for name, count in zip(names, (trains, scores), strict=True):
         if count > least:
-            yield {f"policy.{name}": max(least, count // 2)}
             yield {f"policy.{name}": least}
     yield {f"{DTENSOR if sizes.dtensor else MEGATRON}.activation_checkpointing": True}
-    yield {"policy.logprob_chunk_size": min(512, settings.chunk)}
     if sizes.dtensor:
         yield {sizes.key("tensor"): sizes.tensor * 2}
         yield {f"{DTENSOR}.cpu_offload": True}
@@ -325,8 +319,6 @@ def _measures(settings: MemorySettings, memory: StepMemory, most_nodes: float) -
         for times in (2, 4, 8):
             yield {KEYS["expert"]: sizes.expert * times}
             yield {KEYS["tensor"]: sizes.tensor * times, KEYS["sequence_parallel"]: True}
-        yield {KEYS["context"]: sizes.context * 2}
-        yield {KEYS["pipeline"]: sizes.pipeline * 2}
         yield {f"{optimizer}.optimizer_cpu_offload": True, f"{optimizer}.optimizer_offload_fraction": 1.0}
     if sizes.uses_vllm:
         experts = [KEYS["generator_experts"]] if sizes.generator_experts > 1 else []
