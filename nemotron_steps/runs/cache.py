@@ -16,7 +16,7 @@ from nemotron_steps.artifacts.models import Artifact, Edge, short_digest
 from nemotron_steps.artifacts.records import DIGEST, NUMBER, TEXT, Optional, Values, opened, require_shape, sealed
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.names import nearest
-from nemotron_steps.errors import ArtifactError, RequestError, UnknownNameError, UnsupportedError, did_you_mean
+from nemotron_steps.errors import ArtifactError, RequestError, UnknownNameError, UnsupportedError
 from nemotron_steps.resolver.plan import Changes, Plan, PlannedStep, StepOutput
 from nemotron_steps.runs.cache_key import depends_on, key_of, recorded, text_of
 from nemotron_steps.runs.run_folder import get_run, run_file
@@ -274,7 +274,10 @@ def _acceptable(plan: Plan, names: Sequence[str]) -> set[str]:
     }
     taken = {step.key for steps in every.values() for step in steps}
     for name, steps in every.items():
-        why, hint = "" if steps else "no step of the plan is called that", f"steps plan {' '.join(plan.goals)} --why"
+        why, hint = "", f"steps plan {' '.join(plan.goals)} --why"
+        if not steps:
+            close = nearest(name, [step.key for step in plan])
+            why, hint = "no step of the plan is called that", f"--accept {close[0]}" if close else hint
         for step in steps:
             reads = [source.step_key for source in step.inputs.values() if isinstance(source, StepOutput)]
             made_anew = [key for key in reads if key not in taken and plan.step(key).cached is None]
@@ -290,7 +293,7 @@ def _acceptable(plan: Plan, names: Sequence[str]) -> set[str]:
                 f"there is nothing to accept of {name}: {why}",
                 where=f"--accept {name}",
                 expected="a step that must run though its code alone changed since it was made",
-                hints=(*did_you_mean(nearest(name, [step.key for step in plan])[:1] if not steps else ()), hint),
+                hints=(hint,),
             )
     return taken
 

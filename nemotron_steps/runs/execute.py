@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps import __version__
@@ -38,7 +39,7 @@ from nemotron_steps.runs.context import Listener, OutputSlot, StepContext
 from nemotron_steps.runs.crash_report import kept
 from nemotron_steps.runs.locks import hold, hold_if_free, read_holder
 from nemotron_steps.runs.log_format import main_metric
-from nemotron_steps.runs.recorder import Recorder, report_unwritable, row_at, traceback_text
+from nemotron_steps.runs.recorder import Recorder, report_unwritable, row_at
 from nemotron_steps.runs.report.seed_stats import Outcome, Table, spread_tables
 from nemotron_steps.runs.run_folder import (
     DONE,
@@ -54,8 +55,7 @@ from nemotron_steps.runs.run_folder import (
 )
 from nemotron_steps.runs.step_entry import as_steps_error, imported, validated_config
 from nemotron_steps.runs.step_workdir import WorkFolder, check_inputs, name_users_files, open_input, stage_outputs
-from nemotron_steps.runs.trackers import trackers
-from nemotron_steps.runs.trackers.base import ExperimentTracker
+from nemotron_steps.runs.trackers.base import ExperimentTracker, trackers
 from nemotron_steps.stopping import deferred, interruptible, stop_if_asked, was_interrupted
 
 if TYPE_CHECKING:
@@ -151,8 +151,7 @@ def execute(
         started = time.monotonic()
         secrets = [planned.config for planned in plan.steps] + [list(planned.overrides) for planned in plan.steps]
         recorder = Recorder(folder, info, [*secrets, plain(request or {})])
-        for listener in listeners:
-            recorder.listen(listener)
+        recorder.listeners += listeners
         open_trackers: list[ExperimentTracker] = []
         run = _Run(plan, store, types or TypeGraph(), force, recorder, started)
         with recorder.capture_logging():
@@ -165,7 +164,7 @@ def execute(
                 run.begin(resumed=info.attempts > 0, request=request or info.request)
                 for tracker in trackers(mirrored, folder, plan, store, recorder.redact) if mirrored else ():
                     open_trackers.append(tracker)
-                    recorder.listen(tracker)
+                    recorder.listeners.append(tracker)
                 run.steps()
             except BaseException as error:
                 with deferred():
@@ -204,7 +203,7 @@ class _Run:
 
         recorder = self.recorder
         if self.force:  # first of all: whatever ends the run from here on, it is resumed with it
-            recorder.set_forced(dict.fromkeys(self.plan.goals, ""))
+            recorder.set_status(recorder.info.status, forced=dict.fromkeys(self.plan.goals, ""))
         folder = recorder.folder.path
         as_dict = recorder.redact(plain(self.plan.to_dict()))
         for step in as_dict["steps"]:
@@ -256,7 +255,7 @@ class _Run:
             with ExitStack() as ending:
                 stop_if_asked()
                 entry, state, outputs = self._do(planned, ending)
-                signals = self.recorder.signals(planned.key) if state == "ran" else []
+                signals = self.recorder.signals[planned.key].values() if state == "ran" else ()
                 hints = advice.hints_for_signals(signals, planned.manifest, planned.config)
                 made = entry.seconds, entry.summary, tuple(hints), planned.instance, entry.run, entry.key
                 result = StepResult(planned.key, planned.step_id, state, outputs, *made)
@@ -322,7 +321,7 @@ class _Run:
                 return entry, "reused", self._reuse(planned, entry, "reuses what the other run made")
             if forced not in (None, key):  # else what is there is this step's own, of an attempt that was killed
                 work.remove()
-                self.recorder.set_forced({**self.recorder.info.forced, planned.key: key})
+                self.recorder.set_status(RUNNING, forced={**self.recorder.info.forced, planned.key: key})
             config = validated_config(planned, inputs)
             made_of = recorded(depends, planned)
             if forced is None and not work.has_progress():
@@ -377,7 +376,8 @@ class _Run:
     def _not_forced_any_more(self, planned: PlannedStep) -> None:
         forced = self.recorder.info.forced
         if planned.key in forced:
-            self.recorder.set_forced({key: began for key, began in forced.items() if key != planned.key})
+            left = {key: began for key, began in forced.items() if key != planned.key}
+            self.recorder.set_status(RUNNING, forced=left)
 
     def _reuse(self, planned: PlannedStep, entry: CacheEntry, reason: str) -> Mapping[str, Artifact]:
         outputs = dict(entry.outputs)
@@ -409,19 +409,22 @@ class _Run:
             self.recorder.log_traceback(error)
             failure = as_steps_error(error, planned, work.path, run_id)
             raise name_users_files(failure, inputs.values()) from error
-        summary = self.recorder.summary(planned.key)
+        summary = dict(self.recorder.summaries[planned.key])
         seconds = time.monotonic() - started
         work.mark_filled(slots, summary, seconds)
         return slots, summary, seconds
 
     def _journal_failure(self, planned: PlannedStep, error: StepsError) -> None:
-        signals = self.recorder.signals(planned.key)
+        signals = self.recorder.signals[planned.key].values()
         found = advice.hints_for_failure(error, signals, planned.manifest, planned.config)
         hints = (*error.hints, *(hint.render() for hint in found))
         error.hints = tuple(advice.of_its_own(hint, planned, self.plan) for hint in hints)
         try:
             self.recorder.tracker(planned.key).record(
-                "step_failed", error=error.to_dict(), traceback=traceback_text(error), row=row_at(error.where)
+                "step_failed",
+                error=error.to_dict(),
+                traceback="".join(format_exception(error)),
+                row=row_at(error.where),
             )
             self._journal_hints(planned, found, failure=True)
             self.recorder.set_step(planned.key, FAILED)
@@ -457,7 +460,7 @@ class _Run:
             self.recorder.log_traceback(error)
         shown = error if isinstance(error, StepsError) else StepFailedError(f"{type(error).__name__}: {error}")
         try:
-            self.end(status, started, shown, traceback_text(error) if shown is not error else "")
+            self.end(status, started, shown, "".join(format_exception(error)) if shown is not error else "")
         except (OSError, StorageError) as unwritable:
             report_unwritable(unwritable, self.recorder.folder.path)
         return error

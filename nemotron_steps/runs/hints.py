@@ -4,7 +4,7 @@ stage's results that its pipeline states."""
 import re
 import shlex
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -55,7 +55,7 @@ class Hint:
 
 
 def hints_for_failure(
-    error: BaseException, signals: Sequence[Signal], manifest: StepManifest, config: Mapping[str, Any]
+    error: BaseException, signals: Iterable[Signal], manifest: StepManifest, config: Mapping[str, Any]
 ) -> list[Hint]:
     """Advice for a failed step: matching errors first, then the signals it had raised."""
     found = [
@@ -92,7 +92,7 @@ def of_its_own(hint: str, planned: PlannedStep, plan: Plan) -> str:
     return f"{shlex.join(words)} {text}   # {then}"
 
 
-def hints_for_signals(signals: Sequence[Signal], manifest: StepManifest, config: Mapping[str, Any]) -> list[Hint]:
+def hints_for_signals(signals: Iterable[Signal], manifest: StepManifest, config: Mapping[str, Any]) -> list[Hint]:
     """Advice for signals: every strategy that answers one, in the manifest's order, each once."""
     found: list[Hint] = []
     for strategy in manifest.strategies:

@@ -4,6 +4,7 @@ import logging
 import re
 import sys
 import traceback
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -32,16 +33,14 @@ class Recorder:
         self.info = info
         secrets = Secrets(*secret_sources)
         self.redact, self.redact_text = secrets.mask, secrets.mask_text
-        self._listeners: list[Listener] = []
+        self.listeners: list[Listener] = []
+        """Called with every record, after it is written. An exception that one raises ends the run."""
         self._log = RunLog(folder.path / "log.txt", self.redact_text)
         self._files = {name: JsonLines(folder.path / f"{name}.jsonl") for name in (*FILES.values(), "events")}
-        self._signals: dict[str, dict[str, Signal]] = {}
-        self._summaries: dict[str, dict[str, Any]] = {}
+        self.signals: defaultdict[str, dict[str, Signal]] = defaultdict(dict)
+        """Of each step, once with its last numbers."""
+        self.summaries: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         self.run = self.tracker("")
-
-    def listen(self, listener: Listener) -> None:
-        """Also call `listener` with every record, after it is written. An exception it raises ends the run."""
-        self._listeners.append(listener)
 
     def tracker(self, step: str) -> Tracker:
         """A tracker whose records go to this run under a step's key ("" for the run itself)."""
@@ -56,26 +55,14 @@ class Recorder:
             each.hints = tuple(self.redact_text(hint) for hint in each.hints)
             each.args = (each.what,)
 
-    def signals(self, step: str) -> list[Signal]:
-        """The signals a step raised, each once with its last numbers."""
-        return list(self._signals.get(step, {}).values())
-
-    def summary(self, step: str) -> dict[str, Any]:
-        """What a step reported as its summary."""
-        return dict(self._summaries.get(step, {}))
-
     def log_traceback(self, error: BaseException) -> None:
         """The full traceback, into log.txt only."""
-        self._log.write_text(traceback_text(error))
+        self._log.write_text("".join(traceback.format_exception(error)))
 
     def set_step(self, key: str, state: str, **fields: Any) -> None:
         """Change a step's state in run.json."""
         steps = {**self.info.steps, key: {**self.info.steps.get(key, {}), "state": state, **fields}}
         self.info = self.folder.update(self.info, steps=self.redact(steps))
-
-    def set_forced(self, forced: Mapping[str, str]) -> None:
-        """Change in run.json which steps are yet to be made whatever is cached."""
-        self.info = self.folder.update(self.info, forced=dict(forced))
 
     def set_status(self, status: str, **fields: Any) -> None:
         """Change the run's state in run.json."""
@@ -123,21 +110,15 @@ class Recorder:
     def _receive(self, record: Record) -> None:
         kind, step = record["kind"], record["step"]
         if kind == "signal":
-            seen = self._signals.setdefault(step, {})
-            count = seen[record["name"]].count + 1 if record["name"] in seen else 1
-            seen[record["name"]] = Signal(record["name"], record["numbers"], count)
+            name, seen = record["name"], self.signals[step]
+            seen[name] = Signal(name, record["numbers"], seen[name].count + 1 if name in seen else 1)
         elif kind == "summary":
-            self._summaries.setdefault(step, {}).update(record["values"])
+            self.summaries[step].update(record["values"])
         if kind != "progress":
             self._files[FILES.get(kind, "events")].write(record)
             self._log(record)
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener(record)
-
-
-def traceback_text(error: BaseException) -> str:
-    """The full traceback, with those of what it came from."""
-    return "".join(traceback.format_exception(error))
 
 
 def row_at(where: str | None) -> str:
@@ -162,7 +143,6 @@ class _Warnings(logging.Handler):
         self._tracker = tracker
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Report a message."""
         kind = "waiting" if record.name == "nemotron_steps.waiting" else "warning"
         self._tracker.record(kind, text=record.getMessage())
 
