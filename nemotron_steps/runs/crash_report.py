@@ -11,7 +11,7 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import InterruptedRunError, StepsError, WorkerLostError
 from nemotron_steps.runs.locks import hold_if_free
 from nemotron_steps.runs.recorder import Recorder
-from nemotron_steps.runs.run_folder import FAILED, INTERRUPTED, RUNNING, RunFolder, RunInfo, read_events
+from nemotron_steps.runs.run_folder import FAILED, INTERRUPTED, RUNNING, RunFolder, read_events
 from nemotron_steps.runs.step_workdir import WorkFolder
 
 _DONE = ("ran", "cached", "reused")
@@ -55,26 +55,19 @@ def record_death(store: ArtifactStore, run_id: str, how: str, *, asked_by: str |
         if asked_by is not None:
             left = kept(info.steps if info is not None else {}, store.backend.local("work"))
             error = InterruptedRunError(f"ended by {asked_by}; {left}", where=error.where, hints=error.hints[-1:])
-        if free and info is not None and info.status == RUNNING:
-            _journal(store, folder, info, error)
-    return error
-
-
-def _journal(store: ArtifactStore, folder: RunFolder, info: RunInfo, error: StepsError) -> None:
-    recorder = Recorder(folder, info, [])
-    interrupted = isinstance(error, InterruptedRunError)
-    ended = INTERRUPTED if interrupted else FAILED
-    starts = [record["time"] for record in read_events(store, folder.id) if record.get("kind") == "run_started"]
-    states = [step.get("state") for step in info.steps.values()]
-    try:
-        for key, step in info.steps.items():
-            if step.get("state") == RUNNING:
-                if not interrupted:
+        if not free or info is None or info.status != RUNNING:
+            return error
+        recorder, ended = Recorder(folder, info, []), FAILED if asked_by is None else INTERRUPTED
+        starts = [record["time"] for record in read_events(store, run_id) if record.get("kind") == "run_started"]
+        states = [step.get("state") for step in info.steps.values()]
+        counts = {"ran": states.count("ran"), "cached": states.count("cached") + states.count("reused")}
+        try:
+            for key in [key for key, step in info.steps.items() if step.get("state") == RUNNING]:
+                if asked_by is None:
                     recorder.tracker(key).record("step_failed", error=error.to_dict())
                 recorder.set_step(key, ended)
-        seconds = time.time() - starts[-1] if starts else 0.0
-        cached = states.count("cached") + states.count("reused")
-        recorder.finish(store, ended, error, seconds=seconds, ran=states.count("ran"), cached=cached)
-    finally:
-        recorder.close()
-        folder.publish()
+            recorder.finish(store, ended, error, seconds=time.time() - starts[-1] if starts else 0.0, **counts)
+        finally:
+            recorder.close()
+            folder.publish()
+    return error

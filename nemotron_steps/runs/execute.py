@@ -45,6 +45,7 @@ from nemotron_steps.runs.run_folder import (
     DONE,
     FAILED,
     INTERRUPTED,
+    JOB_FILE,
     RUNNING,
     RunFolder,
     get_run,
@@ -160,7 +161,8 @@ def execute(
                 if ignored := ", ".join(name for name in sorted(inherited) if not name.startswith("PMI")):
                     _LOG.warning("ignored, for a run makes its own ranks: %s, as another launcher set them", ignored)
                 if takes_over:
-                    recorder.info = folder.forget_job(recorder.info)
+                    (folder.path / JOB_FILE).unlink(missing_ok=True)  # nobody asks about it, or cancels it
+                    recorder.info = folder.update(recorder.info, executor="local", job="")
                 run.begin(resumed=info.attempts > 0, request=request or info.request)
                 for tracker in trackers(mirrored, folder, plan, store, recorder.redact) if mirrored else ():
                     open_trackers.append(tracker)
