@@ -39,7 +39,7 @@ from nemotron_steps.runs.context import Listener, OutputSlot, StepContext
 from nemotron_steps.runs.crash_report import kept
 from nemotron_steps.runs.locks import hold, hold_if_free, read_holder
 from nemotron_steps.runs.log_format import main_metric
-from nemotron_steps.runs.recorder import Recorder, report_unwritable, row_at
+from nemotron_steps.runs.recorder import Recorder, report_unwritable
 from nemotron_steps.runs.report.seed_stats import Outcome, Table, spread_tables
 from nemotron_steps.runs.run_folder import (
     DONE,
@@ -426,7 +426,6 @@ class _Run:
                 "step_failed",
                 error=error.to_dict(),
                 traceback="".join(format_exception(error)),
-                row=row_at(error.where),
             )
             self._journal_hints(planned, found, failure=True)
             self.recorder.set_step(planned.key, FAILED)

@@ -1,13 +1,11 @@
 """Everything one run writes about itself, redacted, and what listeners get. What happens is the runner's to decide."""
 
 import logging
-import re
 import sys
 import traceback
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,6 @@ from nemotron_steps.runs.context import FILES, JsonLines, Listener, Record, Trac
 from nemotron_steps.runs.hints import Signal
 from nemotron_steps.runs.log_format import RunLog
 from nemotron_steps.runs.run_folder import RunFolder, RunInfo, Secrets, read_events
-
-_ROW_CHARS = 4000
-"""Characters kept of a row that an error is about."""
-_ROW = re.compile(r"(?:environment `[^`]*`, row )?(?P<path>.+\.jsonl):(?P<line>[0-9]+)(?: field .*)?")
-"""How errors name a row: by itself, with the field that is wrong, or with the environment that broke on it."""
 
 
 class Recorder:
@@ -119,20 +112,6 @@ class Recorder:
             self._log(record)
         for listener in self.listeners:
             listener(record)
-
-
-def row_at(where: str | None) -> str:
-    """The line of a JSON Lines file that an error's `where` names, its middle cut out if long; "" for any other."""
-    named = _ROW.fullmatch(where or "")
-    if named is None:
-        return ""
-    try:
-        with Path(named["path"]).open("rb") as file:
-            row = next(islice(file, int(named["line"]) - 1, None), b"").decode("utf-8", "replace").rstrip("\n")
-    except (OSError, ValueError):
-        return ""
-    half = _ROW_CHARS // 2
-    return row if len(row) <= _ROW_CHARS else f"{row[:half]} … {row[-half:]}"
 
 
 class _Warnings(logging.Handler):

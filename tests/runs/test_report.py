@@ -83,7 +83,7 @@ def test_report_needs_no_network_and_escapes_model_output(store: ArtifactStore) 
     assert "@import" not in html and "url(http" not in html and "<script src" not in html
 
 
-def test_report_of_a_failed_run_has_its_last_attempts_error_row_traceback_and_advice(
+def test_report_of_a_failed_run_has_its_last_attempts_error_traceback_and_advice(
     store: ArtifactStore, tmp_path: Path
 ) -> None:
     rows = tmp_path / "mine.jsonl"
@@ -92,7 +92,6 @@ def test_report_of_a_failed_run_has_its_last_attempts_error_row_traceback_and_ad
         run(store, train={"fail": f"row {rows}:2"})
     (folder,) = (store.backend.scratch / "runs").iterdir()
     text = page_of(folder).text
-    assert '{"text": "<bad>", "mark": "x"}' in text
     assert "Traceback (most recent call last)" in text and "runner_toy_steps.py" in text
     with pytest.raises(NonFiniteLossError):
         run(store, train={"fail": "nan"}, resume=folder.name)

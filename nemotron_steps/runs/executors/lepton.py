@@ -141,11 +141,8 @@ def _client() -> Any:
     try:
         from leptonai.api.v2.client import APIClient
     except ImportError as error:
-        raise UnsupportedError(
-            "the lepton executor needs Lepton's SDK",
-            found=str(error),
-            hints=("pip install 'nemotron-steps[lepton]'", "lep login"),
-        ) from error
+        hints = ("pip install 'nemotron-steps[lepton]'", "lep login")
+        raise UnsupportedError("the lepton executor needs Lepton's SDK", found=str(error), hints=hints) from error
     return _request(APIClient)
 
 
@@ -156,8 +153,7 @@ def _request(question: Callable[[], Any]) -> Any:
     try:
         return question()
     except (ServerError, OSError) as error:
-        raise RetryableError(
-            "Lepton does not answer", found=first_line(error), hints=("lep workspace list",)
-        ) from error
+        hints = ("lep workspace list",)
+        raise RetryableError("Lepton does not answer", found=first_line(error), hints=hints) from error
     except (RuntimeError, ValueError) as error:
         raise RequestError("Lepton refused", found=first_line(error), hints=("lep login",)) from error

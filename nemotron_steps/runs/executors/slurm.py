@@ -67,10 +67,8 @@ class SlurmExecutor:
         commands = Commands.of_profile(profile)
         if commands.host:
             launch = _there(launch, commands)
-        elif profile.ready_image and not Path(profile.container_image or "").is_file():
-            raise RequestError(
-                "the container's image is not there", where="container_image", found=profile.container_image
-            )
+        elif profile.ready_image and not Path(image := profile.container_image or "").is_file():
+            raise RequestError("the container's image is not there", where="container_image", found=image)
         write_atomic(folder / SCRIPT, batch_script(launch).encode())
         if commands.host:
             commands.send(folder)
@@ -97,8 +95,8 @@ class SlurmExecutor:
             if not state:
                 return JobStatus(JobState.LOST, "the controller no longer knows the job")
             return JobStatus(_state(state), f"exit code {code}")
-        reason = fields.get("Reason", "None")
-        detail = f"exit code {fields.get('ExitCode', '?')}" + (f", {reason}" if reason != "None" else "")
+        reason = f", {fields['Reason']}" if fields.get("Reason", "None") != "None" else ""
+        detail = f"exit code {fields.get('ExitCode', '?')}{reason}"
         return JobStatus(_state(fields.get("JobState", "")), detail)
 
     def cancel(self, job: str) -> None:
@@ -174,11 +172,9 @@ class Commands:
         """The inverse of `job`. RequestError for what it would not give: another may have written it."""
         if job.isdigit():
             return Commands(), job
-        found = _JOB.fullmatch(job)
+        found, expected = _JOB.fullmatch(job), "a number, or ssh://HOST/NUMBER?folder=PATH"
         if found is None:
-            raise RequestError(
-                "this is not a Slurm job", found=job, expected="a number, or ssh://HOST/NUMBER?folder=PATH"
-            )
+            raise RequestError("this is not a Slurm job", found=job, expected=expected)
         folder, identity = unquote(found["folder"]), unquote(found["identity"] or "")
         return Commands(found["host"], found["user"] or "", identity, folder), found["number"]
 
@@ -235,13 +231,12 @@ def _run(command: list[str], environment: Mapping[str, str], stdin: bytes = b"",
             hints=("run on a login node of the cluster", 'tunnel = "ssh", host = "LOGIN-NODE" in the profile'),
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise RetryableError(
-            f"the Slurm controller did not answer {name} within {_TIMEOUT_S} s", hints=("sinfo",)
-        ) from error
+        what = f"the Slurm controller did not answer {name} within {_TIMEOUT_S} s"
+        raise RetryableError(what, hints=("sinfo",)) from error
     if result.returncode == 0:
         return result.stdout
     message = (result.stderr or result.stdout).decode(errors="replace").strip()
-    last = message.splitlines()[-1] if message else "no reason given"
+    last = (message or "no reason given").splitlines()[-1]
     ssh = f"ssh {command[command.index('--') + 1]} " if command[0] == "ssh" else ""
     if ssh and result.returncode == 255:
         raise RetryableError("the login node cannot be reached by ssh", found=last, hints=(f"{ssh}true",))
@@ -252,8 +247,5 @@ def _run(command: list[str], environment: Mapping[str, str], stdin: bytes = b"",
         raise StorageError("the disk is full", where=name, found=full[0].strip(), hints=(f"{ssh}df -h", free))
     if re.search(r"Unable to contact|Connection (refused|timed out)|Socket timed out", message):
         raise RetryableError("the Slurm controller cannot be reached", found=last)
-    raise RequestError(
-        f"{name} refused: {last}",
-        where=name if ssh else " ".join(command[:6]),
-        hints=("sinfo   # the partitions there are", "--dry-run   # shows the profile's settings"),
-    )
+    hints = ("sinfo   # the partitions there are", "--dry-run   # shows the profile's settings")
+    raise RequestError(f"{name} refused: {last}", where=name if ssh else " ".join(command[:6]), hints=hints)

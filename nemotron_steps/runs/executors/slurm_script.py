@@ -22,12 +22,10 @@ _RAY_SECONDS = 180
 
 
 class SlurmProfile(Profile):
-    """Keys of `executor = "slurm"`, named as sbatch names them."""
+    """Keys of `executor = "slurm"`: those without a word of their own here are sbatch's."""
 
     account: StrictStr | None = None
-    """As sbatch's --account."""
     partition: StrictStr | None = None
-    """As sbatch's --partition."""
     run_partition: StrictStr | None = None
     """Partition of an attached run (`-r`); default: `partition`."""
     batch_partition: StrictStr | None = None
@@ -35,13 +33,9 @@ class SlurmProfile(Profile):
     job_name: StrictStr | None = None
     """What the queue shows; default: steps-RUN."""
     ntasks_per_node: Count = 1
-    """As sbatch's --ntasks-per-node."""
     cpus_per_task: Count | None = None
-    """As sbatch's --cpus-per-task."""
     mem: StrictStr | None = None
-    """As sbatch's --mem."""
     exclusive: StrictBool = False
-    """As sbatch's --exclusive: no other job on the nodes."""
     time: Annotated[StrictStr, Field(pattern=r"^(\d+-)?\d+(:\d{2}){1,2}$")] | None = None
     """Time limit: [DD-]HH:MM[:SS]."""
     requeue: Annotated[int, Field(strict=True, ge=0)] = 0
@@ -98,6 +92,7 @@ def batch_script(launch: Launch) -> str:
     days, _, clock = (profile.time or "0:0").rpartition("-")
     hours, minutes, *seconds = (int(part) for part in clock.split(":"))
     limit = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + sum(seconds)
+    time = f"{limit // 86400}-{limit // 3600 % 24:02d}:{limit // 60 % 60:02d}:{limit % 60:02d}" if limit else None
     options: list[tuple[str, object]] = [
         ("job-name", profile.job_name or f"steps-{launch.run_id}"),
         ("output", launch.folder / "slurm-%j.txt"),
@@ -107,10 +102,7 @@ def batch_script(launch: Launch) -> str:
         ("ntasks-per-node", profile.ntasks_per_node),
         ("account", profile.account),
         ("partition", (profile.run_partition if launch.attached else profile.batch_partition) or profile.partition),
-        (
-            "time",
-            f"{limit // 86400}-{limit // 3600 % 24:02d}:{limit // 60 % 60:02d}:{limit % 60:02d}" if limit else None,
-        ),
+        ("time", time),
         ("signal", f"B:USR1@{min(_WARN_S, limit // 10) if limit else _WARN_S}"),
         ("gpus-per-node", profile.gpus_per_node or None),
         ("cpus-per-task", profile.cpus_per_task),
@@ -179,14 +171,11 @@ def _image_lines(launch: Launch) -> list[str]:
     image = profile.container_image or ""
     if profile.ready_image:
         return [f"image={shlex.quote(image)}"]
-    suffix, importer = {
-        "pyxis": (".sqsh", "enroot import --output"),
-        "apptainer": (".sif", "apptainer pull"),
-    }[profile.container_runtime]
+    source, suffix, importer = image if "://" in image else f"docker://{image}", ".sif", "apptainer pull"
+    if profile.container_runtime == "pyxis":
+        source, suffix, importer = _enroot_source(source), ".sqsh", "enroot import --output"
     file = launch.home / "containers" / (re.sub(r"[^\w.-]+", "+", image) + suffix)
     again = "true" if launch.force_squash else f"[ ! -f {shlex.quote(str(file))} ]"
-    source = image if "://" in image else f"docker://{image}"
-    source = _enroot_source(source) if profile.container_runtime == "pyxis" else source
     # Imported beside and renamed, so that a job killed half-way leaves no image that looks complete.
     return [
         f"image={shlex.quote(str(file))}",
@@ -216,11 +205,8 @@ def _container(launch: Launch) -> tuple[str, str]:
     """(options of srun, what stands before a program) that run it in the image, with the home and the working folder
     at their own paths."""
     profile = slurm_profile(launch)
-    own = [launch.home, launch.working_dir]
-    profiles = launch.environment.get(ENVIRONMENT_VARIABLE)
-    if profiles is not None:
-        own.append(Path(profiles))
-    own += launch.unseen(profile.mounts)
+    named = [Path(file) for file in [launch.environment.get(ENVIRONMENT_VARIABLE)] if file is not None]
+    own = [launch.home, launch.working_dir, *named, *launch.unseen(profile.mounts)]
     for path in own:
         if re.search("[:,]", str(path)):
             raise RequestError(

@@ -33,8 +33,6 @@ class StepReport:
     signals: dict[str, dict[str, Any]] = field(default_factory=dict)
     hints: list[dict[str, Any]] = field(default_factory=list)
     error: dict[str, Any] | None = None
-    row: str = ""
-    """The row of data that the error is about."""
     traceback: str = ""
     cache_key: str | None = None
     made_by: str = ""
@@ -119,7 +117,7 @@ def _apply_events(steps: Mapping[str, StepReport], events: list[dict[str, Any]])
             for each in steps.values():
                 each.hints.clear()
                 each.signals.clear()
-                each.error, each.row, each.traceback = None, "", ""
+                each.error, each.traceback = None, ""
         elif step is None:
             continue
         elif kind == "summary":
@@ -132,8 +130,7 @@ def _apply_events(steps: Mapping[str, StepReport], events: list[dict[str, Any]])
         elif kind == "hint":
             step.hints.append(event)
         elif kind == "step_failed":
-            step.error = event["error"]
-            step.row, step.traceback = str(event.get("row", "")), str(event.get("traceback", ""))
+            step.error, step.traceback = event["error"], str(event.get("traceback", ""))
 
 
 def _apply_metrics(
