@@ -20,8 +20,7 @@ from nemotron_steps.config.secrets import MASK, is_secret_key, redact
 from nemotron_steps.errors import StepsError, UnsupportedError
 from nemotron_steps.resolver.plan import PlannedStep
 from nemotron_steps.runs.code_digest import SYSTEM, Code, files_below
-from nemotron_steps.runs.step_entry import ENGINE_PACKAGES
-from nemotron_steps.runs.step_workdir import bound_values
+from nemotron_steps.runs.step_workdir import ENGINE_PACKAGES, bound_values
 
 _FORMAT = 3
 _LONGEST = 400

@@ -130,7 +130,7 @@ numbers), `progress` (description, completed, total), `summary` (values). Kinds 
     warning        text: logged by this package; log.txt has it from the logging
     waiting        text: of a wait that is long (nemotron_steps.waiting), likewise
     run_finished   status, seconds, ran, cached, report, traceback (of a failure outside any step); written by
-                   `crash_report` for a process that died abruptly
+                   `recorder` for a process that died abruptly
 """
 
 

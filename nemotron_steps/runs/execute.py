@@ -36,10 +36,9 @@ from nemotron_steps.runs import hints as advice
 from nemotron_steps.runs.cache import KEY, CacheEntry, changes_since, recall, remember
 from nemotron_steps.runs.cache_key import depends_on, key_of, recorded
 from nemotron_steps.runs.context import Listener, OutputSlot, StepContext
-from nemotron_steps.runs.crash_report import kept
 from nemotron_steps.runs.locks import hold, hold_if_free, read_holder
 from nemotron_steps.runs.log_format import main_metric
-from nemotron_steps.runs.recorder import Recorder, report_unwritable
+from nemotron_steps.runs.recorder import Recorder, kept, report_unwritable
 from nemotron_steps.runs.report.seed_stats import Outcome, Table, spread_tables
 from nemotron_steps.runs.run_folder import (
     DONE,
@@ -54,8 +53,16 @@ from nemotron_steps.runs.run_folder import (
     refuse_busy,
     this_process,
 )
-from nemotron_steps.runs.step_entry import as_steps_error, imported, validated_config
-from nemotron_steps.runs.step_workdir import WorkFolder, check_inputs, name_users_files, open_input, stage_outputs
+from nemotron_steps.runs.step_workdir import (
+    WorkFolder,
+    as_steps_error,
+    check_inputs,
+    imported,
+    name_users_files,
+    open_input,
+    stage_outputs,
+    validated_config,
+)
 from nemotron_steps.runs.trackers.base import ExperimentTracker, trackers
 from nemotron_steps.stopping import deferred, interruptible, stop_if_asked, was_interrupted
 
