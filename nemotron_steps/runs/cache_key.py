@@ -139,13 +139,13 @@ def entry_module(planned: PlannedStep) -> str:
 def _environments(values: Values, inputs: Mapping[str, Artifact], code: Code) -> set[str]:
     """Modules of the environments that the config names, itself or as an agent, and of those that rows name, where
     rows are graded or checked: all there are, where it is not known which the rows name."""
-    registry = "nemotron_steps.environments.registry"
-    named = {str(name) for name in _environment_names(values)}
-    if registry not in code.modules and not named:
-        return set()
     from nemotron_steps.environments.agents import AGENTS, resolve
     from nemotron_steps.environments.registry import BUILT_IN, names, plugin
 
+    said = {part for key, value in leaves(values) for part in (*key.split("."), str(value))}
+    named = said & {*names(), *AGENTS}
+    if "nemotron_steps.environments.registry" not in code.modules and not named:
+        return set()
     env = _section(values, "env")
     by_row = env.get("should_use_nemo_gym", True) and not _section(values, "evaluation").get("environment")
     if values.get("check_environments") or ("env" in values and by_row):
@@ -169,16 +169,6 @@ def _section(values: Any, *path: str) -> Mapping[str, Any]:
     for name in path:
         values = values.get(name) if isinstance(values, dict) else None
     return values if isinstance(values, dict) else {}
-
-
-def _environment_names(values: Any, inside: str = "") -> Iterator[str]:
-    """What a config calls an environment or agent: values of such keys, and keys and values of `environments`."""
-    for key, value in values.items() if isinstance(values, dict) else ():
-        if inside == "environments":
-            yield key
-        if isinstance(value, str) and (inside == "environments" or key in ("environment", "agent")):
-            yield value
-        yield from _environment_names(value, key)
 
 
 def _plain_values(planned: PlannedStep) -> Values:

@@ -456,7 +456,7 @@ class _Run:
         if isinstance(error, KeyboardInterrupt):
             status = INTERRUPTED
             error = InterruptedRunError(
-                f"interrupted by {signal_name or 'SIGINT'}; {kept(info.steps, self.store.backend.local('work'))}",
+                f"interrupted by {signal_name or 'SIGINT'}; {kept(info.steps)}",
                 where=f"run {run_id}",
                 hints=(f"steps run --resume {run_id}",),
             )

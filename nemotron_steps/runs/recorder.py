@@ -1,7 +1,6 @@
 """Everything one run writes about itself, redacted, and what listeners get. What happens is the runner's to decide."""
 
 import logging
-import re
 import sys
 import time
 import traceback
@@ -19,7 +18,6 @@ from nemotron_steps.runs.hints import Signal
 from nemotron_steps.runs.locks import hold_if_free
 from nemotron_steps.runs.log_format import RunLog
 from nemotron_steps.runs.run_folder import FAILED, INTERRUPTED, RUNNING, RunFolder, RunInfo, Secrets, read_events
-from nemotron_steps.runs.step_workdir import WorkFolder
 
 
 class Recorder:
@@ -135,26 +133,10 @@ def report_unwritable(error: BaseException, folder: Path) -> None:
     print(f"note: the run folder {folder} could not be written: {error}", file=sys.stderr)
 
 
-_DONE = ("ran", "cached", "reused")
-_CHECKPOINT = re.compile(r"step_([0-9]{8,})")
-
-
-def kept(steps: Mapping[str, Mapping[str, Any]], work: Path) -> str:
-    """One clause about every step of a run, to put behind `interrupted by SIGINT`."""
-    done = [key for key, step in steps.items() if step.get("state") in _DONE]
-    parts, anew = [], ""
-    if done:
-        parts.append(done[0] if len(done) == 1 else f"{len(done)} of {len(steps)} steps ({', '.join(done)})")
-    for key, step in steps.items():
-        if step.get("state") not in _DONE and "cache_key" in step:
-            folder = WorkFolder(work, str(step["cache_key"])).work / "checkpoints"
-            found = [_CHECKPOINT.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
-            checkpoint = max((int(match[1]) for match in found if match is not None), default=None)
-            if checkpoint is not None:
-                parts.append(f"{key} up to its checkpoint of step {checkpoint}")
-            else:
-                anew = f"; {key} has no checkpoint yet and begins anew"
-    return (f"kept: {', '.join(parts)}" if parts else "nothing was finished yet") + anew
+def kept(steps: Mapping[str, Mapping[str, Any]]) -> str:
+    """A clause about the steps of a run, to put behind `interrupted by SIGINT`."""
+    done = [key for key, step in steps.items() if step.get("state") in ("ran", "cached", "reused")]
+    return f"kept: {', '.join(done) or 'no step yet'}, and the last checkpoint of the one that was at work"
 
 
 def record_death(store: ArtifactStore, run_id: str, how: str, *, asked_by: str | None = None) -> StepsError:
@@ -174,8 +156,8 @@ def record_death(store: ArtifactStore, run_id: str, how: str, *, asked_by: str |
     with hold_if_free(folder.lock) as free:
         info = folder.load()
         if asked_by is not None:
-            left = kept(info.steps if info is not None else {}, store.backend.local("work"))
-            error = InterruptedRunError(f"ended by {asked_by}; {left}", where=error.where, hints=error.hints[-1:])
+            what = f"ended by {asked_by}; {kept(info.steps if info is not None else {})}"
+            error = InterruptedRunError(what, where=error.where, hints=error.hints[-1:])
         if not free or info is None or info.status != RUNNING:
             return error
         recorder, ended = Recorder(folder, info, []), FAILED if asked_by is None else INTERRUPTED
