@@ -38,7 +38,7 @@ from nemotron_steps.runs.cache_key import depends_on, key_of, recorded
 from nemotron_steps.runs.context import Listener, OutputSlot, StepContext
 from nemotron_steps.runs.locks import hold, hold_if_free, read_holder
 from nemotron_steps.runs.log_format import main_metric
-from nemotron_steps.runs.recorder import Recorder, kept, report_unwritable
+from nemotron_steps.runs.recorder import Recorder, kept, unwritable_is_told
 from nemotron_steps.runs.report.seed_stats import Outcome, Table, spread_tables
 from nemotron_steps.runs.run_folder import (
     DONE,
@@ -177,19 +177,19 @@ def execute(
                 run.steps()
             except BaseException as error:
                 with deferred():
-                    ended = run.end_badly(error, interrupt.get("signal"), started)
+                    ended = run.end_badly(error, interrupt.get("signal"))
                 if ended is error:
                     raise
                 raise ended from error
             else:
                 with deferred():
-                    run.end(DONE, started)
+                    run.end(DONE)
             finally:
                 with deferred():
                     for tracker in open_trackers:
                         tracker.close()
                     recorder.close()
-                    _publish(folder)
+                    run.publish()
         return RunResult(folder.id, folder.path, tuple(run.results), time.monotonic() - started)
 
 
@@ -222,23 +222,11 @@ class _Run:
         config_yaml = yaml.safe_dump(configs, sort_keys=False, allow_unicode=True, width=120)
         write_atomic(folder / "config.yaml", config_yaml.encode())
         pending = {planned.key: {"state": "pending"} for planned in self.plan.steps}
-        recorder.set_status(
-            RUNNING,
-            name=self.plan.name,
-            request=plain(request),
-            steps=pending,
-            attempts=recorder.info.attempts + 1,
-            error=None,
-            **this_process(),
-        )
-        recorder.run.record(
-            "run_started",
-            run=recorder.folder.id,
-            name=self.plan.name,
-            resumed=resumed,
-            steps=as_dict["steps"],
-            attempt=recorder.info.attempts,
-        )
+        attempt, name = recorder.info.attempts + 1, self.plan.name
+        says = {"name": name, "request": plain(request), "steps": pending, "attempts": attempt, "error": None}
+        recorder.set_status(RUNNING, **says, **this_process())
+        steps, run_id = as_dict["steps"], recorder.folder.id
+        recorder.run.record("run_started", run=run_id, name=name, resumed=resumed, steps=steps, attempt=attempt)
 
     def steps(self) -> None:
         """Do every step in order. An instance of a fan-out that fails takes along only what reads it."""
@@ -267,19 +255,12 @@ class _Run:
                 signals = self.recorder.signals[planned.key].values() if state == "ran" else ()
                 hints = advice.hints_for_signals(signals, planned.manifest, planned.config)
                 made = entry.seconds, entry.summary, tuple(hints), planned.instance, entry.run, entry.key
-                result = StepResult(planned.key, planned.step_id, state, outputs, *made)
+                self.results.append(StepResult(planned.key, planned.step_id, state, outputs, *made))
                 self.outputs[planned.key] = outputs
-                self.results.append(result)
                 refs = {port: artifact.ref for port, artifact in outputs.items()}
                 # A cached step too says its key: by it the metrics are found of a run that is resumed.
-                self.recorder.set_step(
-                    planned.key,
-                    state,
-                    outputs=refs,
-                    seconds=result.seconds,
-                    cache_key=result.cache_key,
-                    metric=main_metric(result.summary),
-                )
+                told = {"outputs": refs, "seconds": entry.seconds, "metric": main_metric(entry.summary)}
+                self.recorder.set_step(planned.key, state, cache_key=entry.key, **told)
         except StepsError as error:
             with deferred():
                 self._journal_failure(planned, error)
@@ -289,7 +270,7 @@ class _Run:
             raise
         self._journal_hints(planned, hints, failure=False)
         if state == "ran":
-            _publish(self.recorder.folder)
+            self.publish()
         key = next((a.producer.made_under for a in outputs.values() if a.producer), entry.key)
         failed = advice.failed_checks(planned.checks, entry.summary, self.store, entry.run, key)
         for each in failed:
@@ -393,14 +374,10 @@ class _Run:
         if planned.key in self.plan.goals and self.store.backend.scratch == Path(self.store.backend.url):
             outputs = {port: self.store.open(artifact) for port, artifact in outputs.items()}
         accepted = {f"accepted {a.producer.acceptance}" for a in outputs.values() if a.producer and a.producer.accepted}
-        self.recorder.tracker(planned.key).record(
-            "step_cached",
-            cache_key=entry.key,
-            outputs={port: artifact.ref for port, artifact in outputs.items()},
-            reason=", ".join([reason, *accepted]),
-            made_by=entry.run,
-            summary=entry.summary,
-        )
+        refs = {port: artifact.ref for port, artifact in outputs.items()}
+        made = {"cache_key": entry.key, "made_by": entry.run, "summary": entry.summary}
+        reason = ", ".join([reason, *accepted])
+        self.recorder.tracker(planned.key).record("step_cached", outputs=refs, reason=reason, **made)
         return outputs
 
     def _call(
@@ -428,38 +405,35 @@ class _Run:
         found = advice.hints_for_failure(error, signals, planned.manifest, planned.config)
         hints = (*error.hints, *(hint.render() for hint in found))
         error.hints = tuple(advice.of_its_own(hint, planned, self.plan) for hint in hints)
-        try:
-            self.recorder.tracker(planned.key).record(
-                "step_failed",
-                error=error.to_dict(),
-                traceback="".join(format_exception(error)),
-            )
+        with unwritable_is_told(self.recorder.folder.path):
+            trace = "".join(format_exception(error))
+            self.recorder.tracker(planned.key).record("step_failed", error=error.to_dict(), traceback=trace)
             self._journal_hints(planned, found, failure=True)
             self.recorder.set_step(planned.key, FAILED)
-        except (OSError, StorageError) as unwritable:
-            report_unwritable(unwritable, self.recorder.folder.path)
 
     def _journal_hints(self, planned: PlannedStep, hints: Sequence[advice.Hint], *, failure: bool) -> None:
         for hint in hints:
             self.recorder.tracker(planned.key).record("hint", text=hint.render(), failure=failure, **hint.to_dict())
 
-    def end(self, status: str, started: float, error: StepsError | None = None, traceback: str = "") -> None:
+    def publish(self) -> None:
+        """Copy the run's folder to a home that is elsewhere."""
+        with unwritable_is_told(self.recorder.folder.path):
+            self.recorder.folder.publish()
+
+    def end(self, status: str, error: StepsError | None = None, traceback: str = "") -> None:
         """Journal the end and write the report. `traceback` is that of an error of nobody's step."""
         ran = sum(result.state == "ran" for result in self.results)
-        counts = {"ran": ran, "cached": len(self.results) - ran, "seconds": time.monotonic() - started}
+        counts = {"ran": ran, "cached": len(self.results) - ran, "seconds": time.monotonic() - self.started}
         self.recorder.finish(self.store, status, error, **counts, traceback=traceback)
 
-    def end_badly(self, error: BaseException, signal_name: str | None, started: float) -> BaseException:
+    def end_badly(self, error: BaseException, signal_name: str | None) -> BaseException:
         """Journal a failure or interruption; returns the error to raise."""
         status = FAILED
         run_id, info = self.recorder.folder.id, self.recorder.info
         if isinstance(error, KeyboardInterrupt):
             status = INTERRUPTED
-            error = InterruptedRunError(
-                f"interrupted by {signal_name or 'SIGINT'}; {kept(info.steps)}",
-                where=f"run {run_id}",
-                hints=(f"steps run --resume {run_id}",),
-            )
+            what, hint = f"interrupted by {signal_name or 'SIGINT'}; {kept(info.steps)}", f"steps run --resume {run_id}"
+            error = InterruptedRunError(what, where=f"run {run_id}", hints=(hint,))
         elif isinstance(error, OSError):
             error = as_storage_error(error, self.recorder.folder.path) or error
         if isinstance(error, StepsError):
@@ -467,15 +441,6 @@ class _Run:
         else:
             self.recorder.log_traceback(error)
         shown = error if isinstance(error, StepsError) else StepFailedError(f"{type(error).__name__}: {error}")
-        try:
-            self.end(status, started, shown, "".join(format_exception(error)) if shown is not error else "")
-        except (OSError, StorageError) as unwritable:
-            report_unwritable(unwritable, self.recorder.folder.path)
+        with unwritable_is_told(self.recorder.folder.path):
+            self.end(status, shown, "".join(format_exception(error)) if shown is not error else "")
         return error
-
-
-def _publish(folder: RunFolder) -> None:
-    try:
-        folder.publish()
-    except StorageError as error:
-        report_unwritable(error, folder.path)

@@ -12,7 +12,7 @@ from typing import Any
 
 from nemotron_steps.artifacts.confinement import is_run_id
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import InterruptedRunError, StepsError, WorkerLostError
+from nemotron_steps.errors import InterruptedRunError, StepsError, StorageError, WorkerLostError
 from nemotron_steps.runs.context import FILES, JsonLines, Listener, Record, Tracker
 from nemotron_steps.runs.hints import Signal
 from nemotron_steps.runs.locks import hold_if_free
@@ -128,9 +128,13 @@ class _Warnings(logging.Handler):
         self._tracker.record(kind, text=record.getMessage())
 
 
-def report_unwritable(error: BaseException, folder: Path) -> None:
-    """Say on standard error what could not be written into the run folder (the disk may be full)."""
-    print(f"note: the run folder {folder} could not be written: {error}", file=sys.stderr)
+@contextmanager
+def unwritable_is_told(folder: Path) -> Iterator[None]:
+    """Say on standard error what could not be written of a run folder (the disk may be full)."""
+    try:
+        yield
+    except (OSError, StorageError) as error:
+        print(f"note: the run folder {folder} could not be written: {error}", file=sys.stderr)
 
 
 def kept(steps: Mapping[str, Mapping[str, Any]]) -> str:

@@ -56,34 +56,22 @@ whose job was never recorded and that nobody is submitting any more."""
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What run.json says.
-
-    Attributes:
-        id: the run's name, sortable by time.
-        name: the plan's name.
-        status: one of the states above.
-        request: what the command line was asked, so that a run can be resumed by its id alone; redacted.
-        steps: step key → {"state", "outputs": {port: reference}, "seconds", "metric"}, in plan order.
-        executor: which executor works on it, and `job`, its name there (a Slurm job id).
-        pid, host: the process that works or last worked on it.
-        attempts: how often it was started.
-        forced: step key → for each step that this run has yet to make whatever is cached, the cache key under which it
-            began, "" before that.
-        error: the error it ended with, as StepsError.to_dict.
-        created, updated: Unix seconds.
-    """
+    """What run.json says; `created` and `updated` in Unix seconds."""
 
     id: str
     name: str = ""
     status: str = RUNNING
     request: dict[str, Any] = field(default_factory=dict)
+    """What the command line was asked, so that a run can be resumed by its id alone; redacted."""
     steps: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Step key → {"state", "outputs": {port: reference}, "seconds", "metric"}, in plan order."""
     executor: str = "local"
     job: str = ""
     pid: int = 0
     host: str = ""
     attempts: int = 0
     forced: dict[str, str] = field(default_factory=dict)
+    """Steps that are yet to be made whatever is cached → the cache key under which each began, "" before that."""
     error: dict[str, Any] | None = None
     created: float = 0.0
     updated: float = 0.0

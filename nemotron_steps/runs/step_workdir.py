@@ -86,11 +86,8 @@ class WorkFolder:
 
     def mark_filled(self, slots: Mapping[str, OutputSlot], summary: Mapping[str, Any], seconds: float) -> None:
         """The step returned: from here on a killed run only has to commit."""
-        record = {
-            "slots": {port: {"type": slot.type, "attributes": slot.attributes} for port, slot in slots.items()},
-            "summary": dict(summary),
-            "seconds": seconds,
-        }
+        filled = {port: {"type": slot.type, "attributes": slot.attributes} for port, slot in slots.items()}
+        record = {"slots": filled, "summary": dict(summary), "seconds": seconds}
         write_atomic(self._filled, to_json_bytes(plain(record)))
 
     def filled(self, produces: Mapping[str, str]) -> tuple[dict[str, OutputSlot], dict[str, Any], float] | None:
@@ -103,13 +100,11 @@ class WorkFolder:
         hints = (f"rm {shlex.quote(str(self._filled))}   # then the step runs again, from its checkpoints",)
         require_shape(record, {"slots": slot, "summary": dict, "seconds": NUMBER}, str(self._filled), hints)
         slots = {
-            port: OutputSlot(slot["type"], self._outputs / port, slot["attributes"])
-            for port, slot in record["slots"].items()
+            port: OutputSlot(s["type"], self._outputs / port, s["attributes"]) for port, s in record["slots"].items()
         }
-        if not all(slot.path.is_dir() for slot in slots.values()):
-            # Killed between two outputs' commits: the step is asked again, and finds its checkpoints.
-            return None
-        return slots, record["summary"], float(record["seconds"])
+        # None if killed between two outputs' commits: the step is asked again, and finds its checkpoints.
+        whole = all(slot.path.is_dir() for slot in slots.values())
+        return (slots, record["summary"], float(record["seconds"])) if whole else None
 
     def reject(self) -> None:
         """What the step filled is not valid: forget it, keep the step's own folder."""
@@ -144,15 +139,11 @@ def stage_outputs(
     edges = tuple(Edge(port, artifact.digest, artifact.ref) for port, artifact in inputs.items())
     staged: dict[str, Artifact] = {}
     filled = {port: slot for port, slot in slots.items() if any(path.is_file() for path in slot.path.rglob("*"))}
-    for port, slot in slots.items():
-        if port not in filled and planned.manifest.outputs[port].required:
+    for port in slots.keys() - filled.keys():
+        if planned.manifest.outputs[port].required:
             work.reject()
-            raise StepFailedError(
-                f"step '{planned.step_id}' left its output '{port}' empty",
-                where=str(slot.path),
-                expected=f"a {slot.type}",
-                found="no file",
-            )
+            what, slot = f"step '{planned.step_id}' left its output '{port}' empty", slots[port]
+            raise StepFailedError(what, where=str(slot.path), expected=f"a {slot.type}", found="no file")
     for port, slot in filled.items():
         producer = Producer(planned.step_id, port, run_id, planned.manifest.step.version, key, planned.config_name)
         try:
@@ -168,12 +159,9 @@ def stage_outputs(
                 )
         except (ArtifactError, DataError) as error:
             work.reject()
-            raise StepFailedError(
-                f"step '{planned.step_id}' left an output '{port}' that is not a valid {slot.type}: {error.what}",
-                where=error.where,
-                expected=error.expected,
-                found=error.found,
-            ) from error
+            what = f"step '{planned.step_id}' left an output '{port}' that is not a valid {slot.type}: {error.what}"
+            details = {"where": error.where, "expected": error.expected, "found": error.found}
+            raise StepFailedError(what, **details) from error
     return staged
 
 
@@ -236,12 +224,9 @@ def open_input(
 
 
 def bound_values(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str, str]:
-    """Dotted config key → path, for every binding that an input fills.
-
-    A binding to `train.jsonl` or another split takes whatever the artifact calls that split, one to `A.jsonl|B.jsonl`
-    the first that it has. An absent split other than `train`, or a path whose binding ends in "?", leaves its key as
-    it is. An overridden key other than a port's first stays as the user set it.
-    """
+    """Dotted config key → path, for every binding that an input fills: a split under whatever name the artifact has it,
+    of `A.jsonl|B.jsonl` the first. A split other than `train` may be absent, and a path whose binding ends in "?". An
+    overridden key other than a port's first stays as the user set it."""
     filled: dict[str, str] = {}
     overridden = {override.partition("=")[0].lstrip("+") for override in planned.overrides}
     for port, artifact in inputs.items():

@@ -44,14 +44,12 @@ class DockerExecutor:
     profile_model = DockerProfile
 
     def submit(self, launch: Launch) -> str:
-        """See Executor."""
         name = f"steps-{launch.run_id}-{secrets.token_hex(4)}"
         command = run_command(launch, name)
         _call(command, _PULL_SECONDS, {**os.environ, **launch.variables})
         return f"{command[0]}/{name}"
 
     def status(self, job: str) -> JobStatus:
-        """See Executor."""
         engine, name = _parts(job)
         template = "{{.State.Status}} {{.State.ExitCode}} {{.State.OOMKilled}}"
         try:
@@ -73,7 +71,6 @@ class DockerExecutor:
         return JobStatus(over, f"exit code {code}{see}")
 
     def cancel(self, job: str) -> None:
-        """See Executor."""
         engine, name = _parts(job)
         if not self.status(job).state.over:
             _call([engine, "kill", "--signal", "TERM", name])

@@ -47,11 +47,9 @@ class LeptonExecutor:
     profile_model = LeptonProfile
 
     def check(self, launch: Launch) -> None:
-        """See Executor."""
         job_request(launch)
 
     def submit(self, launch: Launch) -> str:
-        """See Executor."""
         profile = launch.profile
         assert isinstance(profile, LeptonProfile)  # profile_model is what the profile was read with
         request = job_request(launch)
@@ -72,7 +70,6 @@ class LeptonExecutor:
         return str(made.metadata.id_)
 
     def status(self, job: str) -> JobStatus:
-        """See Executor."""
         client = _client()
         try:
             found = _request(lambda: client.job.get(job))
@@ -85,7 +82,6 @@ class LeptonExecutor:
         return JobStatus(STATES.get(state, JobState.LOST), state.lower())
 
     def cancel(self, job: str) -> None:
-        """See Executor."""
         client = _client()
         if not self.status(job).state.over:
             _request(lambda: client.job.update(job, spec={"spec": {"stopped": True}}))

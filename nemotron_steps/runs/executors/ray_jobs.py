@@ -41,7 +41,6 @@ class RayExecutor:
     profile_model = RayProfile
 
     def submit(self, launch: Launch) -> str:
-        """See Executor."""
         assert isinstance(launch.profile, RayProfile)  # profile_model is what the profile was read with
         address = launch.profile.ray_address.rstrip("/")
         request = job_request(launch)
@@ -49,7 +48,6 @@ class RayExecutor:
         return f"{address}/{_request(address, lambda: _submitted(client, request))}"
 
     def status(self, job: str) -> JobStatus:
-        """See Executor."""
         address, _, submission = job.rpartition("/")
         client = _client(address)
         try:
@@ -66,7 +64,6 @@ class RayExecutor:
         return JobStatus(state, message.splitlines()[0] if message else "")
 
     def cancel(self, job: str) -> None:
-        """See Executor."""
         address, _, submission = job.rpartition("/")
         client = _client(address)
         if not self.status(job).state.over:
