@@ -88,10 +88,10 @@ def render_comparison(runs: Sequence[RunReport]) -> str:
         if sum(bool(each) for each in curves) > 1:
             shared.append((key, headlines(sorted({name for each in curves for name in each})), curves))
 
-    def overlay(name: str, curves: Sequence[Mapping[str, Points]]) -> Markup:
+    def drawn(name: str, curves: Sequence[Mapping[str, Points]]) -> Markup:
         return overlay(name, [each.get(name, []) for each in curves], colors)
 
-    return render("comparison.html", colored=list(zip(runs, colors, strict=True)), shared=shared, overlay=overlay)
+    return render("comparison.html", colored=list(zip(runs, colors, strict=True)), shared=shared, overlay=drawn)
 
 
 def render(template: str, **values: Any) -> str:
