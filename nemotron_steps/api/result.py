@@ -19,7 +19,7 @@ from nemotron_steps.errors import RequestError, UnknownNameError
 from nemotron_steps.manifest.registry import load_registry
 from nemotron_steps.runs.log_format import in_words, number, seconds
 from nemotron_steps.runs.report.data import RunReport, read_report
-from nemotron_steps.runs.report.svg import curve, headlines
+from nemotron_steps.runs.report.page import curve, headlines
 from nemotron_steps.runs.run_folder import DONE, KILLED, get_run, run_file
 from nemotron_steps.session.jobs import AT_WORK, JobView
 from nemotron_steps.session.publish import is_model

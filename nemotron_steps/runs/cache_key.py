@@ -19,8 +19,7 @@ from nemotron_steps.config.secrets import MASK, is_secret_key, redact
 from nemotron_steps.errors import StepsError, UnsupportedError
 from nemotron_steps.resolver.plan import PlannedStep
 from nemotron_steps.runs.code_digest import SYSTEM, Code, files_below
-from nemotron_steps.runs.step_entry import ENGINE_PACKAGES
-from nemotron_steps.runs.step_workdir import bound_values
+from nemotron_steps.runs.step_workdir import ENGINE_PACKAGES, bound_values
 
 _FORMAT = 3
 _LONGEST = 400
@@ -139,12 +138,12 @@ def entry_module(planned: PlannedStep) -> str:
 def _environments(values: Values, inputs: Mapping[str, Artifact], code: Code) -> set[str]:
     """Modules of the environments that the config names, itself or as an agent, and of those that rows name, where
     rows are graded or checked: all there are, where it is not known which the rows name."""
-    registry = "nemotron_steps.environments.registry"
-    named = {str(name) for name in _environment_names(values)}
-    if registry not in code.modules and not named:
-        return set()
     from nemotron_steps.environments.registry import AGENTS, BUILT_IN, names, plugin, resolve
 
+    said = {part for key, value in leaves(values) for part in (*key.split("."), str(value))}
+    named = said & {*names(), *AGENTS}
+    if "nemotron_steps.environments.registry" not in code.modules and not named:
+        return set()
     env = _section(values, "env")
     by_row = env.get("should_use_nemo_gym", True) and not _section(values, "evaluation").get("environment")
     if values.get("check_environments") or ("env" in values and by_row):
@@ -168,16 +167,6 @@ def _section(values: Any, *path: str) -> Mapping[str, Any]:
     for name in path:
         values = values.get(name) if isinstance(values, dict) else None
     return values if isinstance(values, dict) else {}
-
-
-def _environment_names(values: Any, inside: str = "") -> Iterator[str]:
-    """What a config calls an environment or agent: values of such keys, and keys and values of `environments`."""
-    for key, value in values.items() if isinstance(values, dict) else ():
-        if inside == "environments":
-            yield key
-        if isinstance(value, str) and (inside == "environments" or key in ("environment", "agent")):
-            yield value
-        yield from _environment_names(value, key)
 
 
 def _plain_values(planned: PlannedStep) -> Values:

@@ -38,9 +38,9 @@ _UPWARDS = re.compile(r"\.\.[/\"']|parents\[|\.parent\.parent|dirname\([^()]*dir
 SYSTEM = ("/usr/", "/bin/", "/lib", "/opt/", "/etc/", "/proc/", "/sys/", "/dev/", f"{sys.prefix}/")
 """Folders that come with the machine: they count by name."""
 _MOST_FILES = 20_000
-"""Of a folder: what comes after is not looked at."""
+"""Of a folder that a user's file names: what comes after is not looked at."""
 _LARGE = 500
-"""Files of an installed package from which its version counts and not what is in them."""
+"""Files of a package from which not all that is in them counts: of an installed one its version."""
 
 
 class Code:
@@ -58,7 +58,7 @@ class Code:
         if _is_stdlib(top) or _find(_places(top), rest) is None:
             return False
         if top != _OWN:
-            self._add_package(top)
+            self._add_package(name)
             return True
         for module, path in _closure(name, {_OWN}).items():
             self.modules[module] = path
@@ -83,20 +83,28 @@ class Code:
             if file.suffix == ".py":
                 self._add_imports(file, modules)
 
-    def _add_package(self, top: str) -> None:
-        """All files of a package, and of what the same distribution brings."""
-        if top in self._packages:
+    def _add_package(self, name: str) -> None:
+        """All files of a module's package, and of what the same distribution brings; of a large package that is not
+        installed the modules that are imported, and what is in their folders."""
+        top = name.partition(".")[0]
+        if self._packages & {top, name}:
             return
-        self._packages.add(top)
+        self._packages.add(name)
         brought = _brought_by(top)
         for place in _places(top):
-            files = [*islice(files_below(place), _MOST_FILES)] if place.is_dir() else [place]
-            if brought and len(files) > _LARGE:
-                self._add_versions(top)
+            files = {*islice(files_below(place), _LARGE + 1)} if place.is_dir() else {place}
+            if len(files) <= _LARGE:
+                self._packages.add(top)
+            elif self._add_versions(top):
                 continue
+            else:
+                reached = _closure(name, {top})
+                inside = [path for each, path in reached.items() if each == name or path.name != "__init__.py"]
+                folders = {path.parent for path in inside}
+                files = {*reached.values(), *(file for folder in folders for file in files_below(folder))}
             for file in files:
-                name = f"{top}/{file.relative_to(place).as_posix()}" if file != place else file.name
-                self.files.setdefault(f"code {name}", set()).add(file)
+                shown = f"{top}/{file.relative_to(place).as_posix()}" if file != place else file.name
+                self.files.setdefault(f"code {shown}", set()).add(file)
                 if file.suffix == ".py":
                     self._add_imports(file, {top})
         for mate in {each for _, _, mates in brought for each in mates}:

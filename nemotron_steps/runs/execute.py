@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps import __version__
@@ -35,15 +36,15 @@ from nemotron_steps.runs import hints as advice
 from nemotron_steps.runs.cache import KEY, CacheEntry, changes_since, recall, remember
 from nemotron_steps.runs.cache_key import depends_on, key_of, recorded
 from nemotron_steps.runs.context import Listener, OutputSlot, StepContext
-from nemotron_steps.runs.crash_report import kept
 from nemotron_steps.runs.locks import hold, hold_if_free, read_holder
 from nemotron_steps.runs.log_format import main_metric
-from nemotron_steps.runs.recorder import Recorder, report_unwritable, row_at, traceback_text
+from nemotron_steps.runs.recorder import Recorder, kept, unwritable_is_told
 from nemotron_steps.runs.report.seed_stats import Outcome, Table, spread_tables
 from nemotron_steps.runs.run_folder import (
     DONE,
     FAILED,
     INTERRUPTED,
+    JOB_FILE,
     RUNNING,
     RunFolder,
     get_run,
@@ -52,10 +53,17 @@ from nemotron_steps.runs.run_folder import (
     refuse_busy,
     this_process,
 )
-from nemotron_steps.runs.step_entry import as_steps_error, imported, validated_config
-from nemotron_steps.runs.step_workdir import WorkFolder, check_inputs, name_users_files, open_input, stage_outputs
-from nemotron_steps.runs.trackers import trackers
-from nemotron_steps.runs.trackers.base import ExperimentTracker
+from nemotron_steps.runs.step_workdir import (
+    WorkFolder,
+    as_steps_error,
+    check_inputs,
+    imported,
+    name_users_files,
+    open_input,
+    stage_outputs,
+    validated_config,
+)
+from nemotron_steps.runs.trackers.base import ExperimentTracker, trackers
 from nemotron_steps.stopping import deferred, interruptible, stop_if_asked, was_interrupted
 
 if TYPE_CHECKING:
@@ -151,8 +159,7 @@ def execute(
         started = time.monotonic()
         secrets = [planned.config for planned in plan.steps] + [list(planned.overrides) for planned in plan.steps]
         recorder = Recorder(folder, info, [*secrets, plain(request or {})])
-        for listener in listeners:
-            recorder.listen(listener)
+        recorder.listeners += listeners
         open_trackers: list[ExperimentTracker] = []
         run = _Run(plan, store, types or TypeGraph(), force, recorder, started)
         with recorder.capture_logging():
@@ -161,27 +168,28 @@ def execute(
                 if ignored := ", ".join(name for name in sorted(inherited) if not name.startswith("PMI")):
                     _LOG.warning("ignored, for a run makes its own ranks: %s, as another launcher set them", ignored)
                 if takes_over:
-                    recorder.info = folder.forget_job(recorder.info)
+                    (folder.path / JOB_FILE).unlink(missing_ok=True)  # nobody asks about it, or cancels it
+                    recorder.info = folder.update(recorder.info, executor="local", job="")
                 run.begin(resumed=info.attempts > 0, request=request or info.request)
                 for tracker in trackers(mirrored, folder, plan, store, recorder.redact) if mirrored else ():
                     open_trackers.append(tracker)
-                    recorder.listen(tracker)
+                    recorder.listeners.append(tracker)
                 run.steps()
             except BaseException as error:
                 with deferred():
-                    ended = run.end_badly(error, interrupt.get("signal"), started)
+                    ended = run.end_badly(error, interrupt.get("signal"))
                 if ended is error:
                     raise
                 raise ended from error
             else:
                 with deferred():
-                    run.end(DONE, started)
+                    run.end(DONE)
             finally:
                 with deferred():
                     for tracker in open_trackers:
                         tracker.close()
                     recorder.close()
-                    _publish(folder)
+                    run.publish()
         return RunResult(folder.id, folder.path, tuple(run.results), time.monotonic() - started)
 
 
@@ -204,7 +212,7 @@ class _Run:
 
         recorder = self.recorder
         if self.force:  # first of all: whatever ends the run from here on, it is resumed with it
-            recorder.set_forced(dict.fromkeys(self.plan.goals, ""))
+            recorder.set_status(recorder.info.status, forced=dict.fromkeys(self.plan.goals, ""))
         folder = recorder.folder.path
         as_dict = recorder.redact(plain(self.plan.to_dict()))
         for step in as_dict["steps"]:
@@ -214,23 +222,11 @@ class _Run:
         config_yaml = yaml.safe_dump(configs, sort_keys=False, allow_unicode=True, width=120)
         write_atomic(folder / "config.yaml", config_yaml.encode())
         pending = {planned.key: {"state": "pending"} for planned in self.plan.steps}
-        recorder.set_status(
-            RUNNING,
-            name=self.plan.name,
-            request=plain(request),
-            steps=pending,
-            attempts=recorder.info.attempts + 1,
-            error=None,
-            **this_process(),
-        )
-        recorder.run.record(
-            "run_started",
-            run=recorder.folder.id,
-            name=self.plan.name,
-            resumed=resumed,
-            steps=as_dict["steps"],
-            attempt=recorder.info.attempts,
-        )
+        attempt, name = recorder.info.attempts + 1, self.plan.name
+        says = {"name": name, "request": plain(request), "steps": pending, "attempts": attempt, "error": None}
+        recorder.set_status(RUNNING, **says, **this_process())
+        steps, run_id = as_dict["steps"], recorder.folder.id
+        recorder.run.record("run_started", run=run_id, name=name, resumed=resumed, steps=steps, attempt=attempt)
 
     def steps(self) -> None:
         """Do every step in order. An instance of a fan-out that fails takes along only what reads it."""
@@ -256,22 +252,15 @@ class _Run:
             with ExitStack() as ending:
                 stop_if_asked()
                 entry, state, outputs = self._do(planned, ending)
-                signals = self.recorder.signals(planned.key) if state == "ran" else []
+                signals = self.recorder.signals[planned.key].values() if state == "ran" else ()
                 hints = advice.hints_for_signals(signals, planned.manifest, planned.config)
                 made = entry.seconds, entry.summary, tuple(hints), planned.instance, entry.run, entry.key
-                result = StepResult(planned.key, planned.step_id, state, outputs, *made)
+                self.results.append(StepResult(planned.key, planned.step_id, state, outputs, *made))
                 self.outputs[planned.key] = outputs
-                self.results.append(result)
                 refs = {port: artifact.ref for port, artifact in outputs.items()}
                 # A cached step too says its key: by it the metrics are found of a run that is resumed.
-                self.recorder.set_step(
-                    planned.key,
-                    state,
-                    outputs=refs,
-                    seconds=result.seconds,
-                    cache_key=result.cache_key,
-                    metric=main_metric(result.summary),
-                )
+                told = {"outputs": refs, "seconds": entry.seconds, "metric": main_metric(entry.summary)}
+                self.recorder.set_step(planned.key, state, cache_key=entry.key, **told)
         except StepsError as error:
             with deferred():
                 self._journal_failure(planned, error)
@@ -281,7 +270,7 @@ class _Run:
             raise
         self._journal_hints(planned, hints, failure=False)
         if state == "ran":
-            _publish(self.recorder.folder)
+            self.publish()
         key = next((a.producer.made_under for a in outputs.values() if a.producer), entry.key)
         failed = advice.failed_checks(planned.checks, entry.summary, self.store, entry.run, key)
         for each in failed:
@@ -322,7 +311,7 @@ class _Run:
                 return entry, "reused", self._reuse(planned, entry, "reuses what the other run made")
             if forced not in (None, key):  # else what is there is this step's own, of an attempt that was killed
                 work.remove()
-                self.recorder.set_forced({**self.recorder.info.forced, planned.key: key})
+                self.recorder.set_status(RUNNING, forced={**self.recorder.info.forced, planned.key: key})
             config = validated_config(planned, inputs)
             made_of = recorded(depends, planned)
             if forced is None and not work.has_progress():
@@ -377,21 +366,18 @@ class _Run:
     def _not_forced_any_more(self, planned: PlannedStep) -> None:
         forced = self.recorder.info.forced
         if planned.key in forced:
-            self.recorder.set_forced({key: began for key, began in forced.items() if key != planned.key})
+            left = {key: began for key, began in forced.items() if key != planned.key}
+            self.recorder.set_status(RUNNING, forced=left)
 
     def _reuse(self, planned: PlannedStep, entry: CacheEntry, reason: str) -> Mapping[str, Artifact]:
         outputs = dict(entry.outputs)
         if planned.key in self.plan.goals and self.store.backend.scratch == Path(self.store.backend.url):
             outputs = {port: self.store.open(artifact) for port, artifact in outputs.items()}
         accepted = {f"accepted {a.producer.acceptance}" for a in outputs.values() if a.producer and a.producer.accepted}
-        self.recorder.tracker(planned.key).record(
-            "step_cached",
-            cache_key=entry.key,
-            outputs={port: artifact.ref for port, artifact in outputs.items()},
-            reason=", ".join([reason, *accepted]),
-            made_by=entry.run,
-            summary=entry.summary,
-        )
+        refs = {port: artifact.ref for port, artifact in outputs.items()}
+        made = {"cache_key": entry.key, "made_by": entry.run, "summary": entry.summary}
+        reason = ", ".join([reason, *accepted])
+        self.recorder.tracker(planned.key).record("step_cached", outputs=refs, reason=reason, **made)
         return outputs
 
     def _call(
@@ -409,46 +395,45 @@ class _Run:
             self.recorder.log_traceback(error)
             failure = as_steps_error(error, planned, work.path, run_id)
             raise name_users_files(failure, inputs.values()) from error
-        summary = self.recorder.summary(planned.key)
+        summary = dict(self.recorder.summaries[planned.key])
         seconds = time.monotonic() - started
         work.mark_filled(slots, summary, seconds)
         return slots, summary, seconds
 
     def _journal_failure(self, planned: PlannedStep, error: StepsError) -> None:
-        signals = self.recorder.signals(planned.key)
+        signals = self.recorder.signals[planned.key].values()
         found = advice.hints_for_failure(error, signals, planned.manifest, planned.config)
         hints = (*error.hints, *(hint.render() for hint in found))
         error.hints = tuple(advice.of_its_own(hint, planned, self.plan) for hint in hints)
-        try:
-            self.recorder.tracker(planned.key).record(
-                "step_failed", error=error.to_dict(), traceback=traceback_text(error), row=row_at(error.where)
-            )
+        with unwritable_is_told(self.recorder.folder.path):
+            trace = "".join(format_exception(error))
+            self.recorder.tracker(planned.key).record("step_failed", error=error.to_dict(), traceback=trace)
             self._journal_hints(planned, found, failure=True)
             self.recorder.set_step(planned.key, FAILED)
-        except (OSError, StorageError) as unwritable:
-            report_unwritable(unwritable, self.recorder.folder.path)
 
     def _journal_hints(self, planned: PlannedStep, hints: Sequence[advice.Hint], *, failure: bool) -> None:
         for hint in hints:
             self.recorder.tracker(planned.key).record("hint", text=hint.render(), failure=failure, **hint.to_dict())
 
-    def end(self, status: str, started: float, error: StepsError | None = None, traceback: str = "") -> None:
+    def publish(self) -> None:
+        """Copy the run's folder to a home that is elsewhere."""
+        with unwritable_is_told(self.recorder.folder.path):
+            self.recorder.folder.publish()
+
+    def end(self, status: str, error: StepsError | None = None, traceback: str = "") -> None:
         """Journal the end and write the report. `traceback` is that of an error of nobody's step."""
         ran = sum(result.state == "ran" for result in self.results)
-        counts = {"ran": ran, "cached": len(self.results) - ran, "seconds": time.monotonic() - started}
+        counts = {"ran": ran, "cached": len(self.results) - ran, "seconds": time.monotonic() - self.started}
         self.recorder.finish(self.store, status, error, **counts, traceback=traceback)
 
-    def end_badly(self, error: BaseException, signal_name: str | None, started: float) -> BaseException:
+    def end_badly(self, error: BaseException, signal_name: str | None) -> BaseException:
         """Journal a failure or interruption; returns the error to raise."""
         status = FAILED
         run_id, info = self.recorder.folder.id, self.recorder.info
         if isinstance(error, KeyboardInterrupt):
             status = INTERRUPTED
-            error = InterruptedRunError(
-                f"interrupted by {signal_name or 'SIGINT'}; {kept(info.steps, self.store.backend.local('work'))}",
-                where=f"run {run_id}",
-                hints=(f"steps run --resume {run_id}",),
-            )
+            what, hint = f"interrupted by {signal_name or 'SIGINT'}; {kept(info.steps)}", f"steps run --resume {run_id}"
+            error = InterruptedRunError(what, where=f"run {run_id}", hints=(hint,))
         elif isinstance(error, OSError):
             error = as_storage_error(error, self.recorder.folder.path) or error
         if isinstance(error, StepsError):
@@ -456,15 +441,6 @@ class _Run:
         else:
             self.recorder.log_traceback(error)
         shown = error if isinstance(error, StepsError) else StepFailedError(f"{type(error).__name__}: {error}")
-        try:
-            self.end(status, started, shown, traceback_text(error) if shown is not error else "")
-        except (OSError, StorageError) as unwritable:
-            report_unwritable(unwritable, self.recorder.folder.path)
+        with unwritable_is_told(self.recorder.folder.path):
+            self.end(status, shown, "".join(format_exception(error)) if shown is not error else "")
         return error
-
-
-def _publish(folder: RunFolder) -> None:
-    try:
-        folder.publish()
-    except StorageError as error:
-        report_unwritable(error, folder.path)

@@ -4,7 +4,7 @@ stage's results that its pipeline states."""
 import re
 import shlex
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -55,7 +55,7 @@ class Hint:
 
 
 def hints_for_failure(
-    error: BaseException, signals: Sequence[Signal], manifest: StepManifest, config: Mapping[str, Any]
+    error: BaseException, signals: Iterable[Signal], manifest: StepManifest, config: Mapping[str, Any]
 ) -> list[Hint]:
     """Advice for a failed step: matching errors first, then the signals it had raised."""
     found = [
@@ -75,24 +75,20 @@ def of_its_own(hint: str, planned: PlannedStep, plan: Plan) -> str:
     """A hint for a step that the plan put there: overrides become a command for that step alone, since behind the one
     that was typed they would be for the steps that it names. Any other hint is as it was."""
     text, _, comment = hint.partition("   # ")
-    readers = [
-        (key, port, source.port)
-        for key in (plan.goals if planned.inserted else ())
-        for port, source in plan.step(key).inputs.items()
-        if isinstance(source, StepOutput) and source.step_key == planned.key
-    ]
+    inputs = [(key, port, s) for key in plan.goals for port, s in plan.step(key).inputs.items()]
+    read = [(key, port, s.port) for key, port, s in inputs if isinstance(s, StepOutput) and s.step_key == planned.key]
     given = [f"{port}={source.ref}" for port, source in planned.inputs.items() if isinstance(source, SuppliedInput)]
-    if not _OVERRIDES.match(text) or not readers or len(given) < len(planned.inputs):
+    if not (planned.inserted and read and _OVERRIDES.match(text)) or len(given) < len(planned.inputs):
         return hint
     config = [] if planned.config_name == "default" else ["-c", planned.config_name]
     words = ["steps", "run", planned.step_id, *config, *(word for each in given for word in ("--input", each))]
-    key, port, made = readers[0]
+    key, port, made = read[0]
     target = port if len(plan.goals) == 1 else f"{key}.{port}"
     then = f"then --input {target}={planned.step_id}/{made}" + (f" ({comment})" if comment else "")
     return f"{shlex.join(words)} {text}   # {then}"
 
 
-def hints_for_signals(signals: Sequence[Signal], manifest: StepManifest, config: Mapping[str, Any]) -> list[Hint]:
+def hints_for_signals(signals: Iterable[Signal], manifest: StepManifest, config: Mapping[str, Any]) -> list[Hint]:
     """Advice for signals: every strategy that answers one, in the manifest's order, each once."""
     found: list[Hint] = []
     for strategy in manifest.strategies:

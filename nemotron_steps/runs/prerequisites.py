@@ -24,8 +24,7 @@ from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput, Supplied
 from nemotron_steps.resolver.problems import raise_all
 from nemotron_steps.runs.cache_key import entry_module, leaves
 from nemotron_steps.runs.code_digest import import_closure
-from nemotron_steps.runs.step_entry import ENGINE, imported, validated_config
-from nemotron_steps.runs.step_workdir import name_users_files, open_input
+from nemotron_steps.runs.step_workdir import ENGINE, imported, name_users_files, open_input, validated_config
 
 OK, WARNING, FAILED, ABSENT = "ok", "warning", "failed", "absent"
 

@@ -8,18 +8,39 @@ work/<key>/filled.json       the step returned; only committing is left
 work/<key>.lock              held while someone works on the key
 """
 
+import copy
 import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.files import plain, remove_tree, sha256_file, storage_errors, to_json_bytes, write_atomic
+from nemotron_steps.artifacts.files import (
+    as_storage_error,
+    free_bytes,
+    plain,
+    remove_tree,
+    sha256_file,
+    storage_errors,
+    to_json_bytes,
+    write_atomic,
+)
 from nemotron_steps.artifacts.imports import default_name
 from nemotron_steps.artifacts.models import Artifact, Edge, Producer
 from nemotron_steps.artifacts.records import NUMBER, json_object, require_shape
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import ArtifactError, DataError, StepFailedError, StepsError, UnknownNameError, first_line
+from nemotron_steps.errors import (
+    ArtifactError,
+    DataError,
+    StepFailedError,
+    StepsError,
+    StorageError,
+    UnknownNameError,
+    UnsupportedError,
+    first_line,
+    of_run,
+)
+from nemotron_steps.errors.plugins import load_object
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import PlannedStep, SuppliedInput
 from nemotron_steps.runs.context import OutputSlot
@@ -65,11 +86,8 @@ class WorkFolder:
 
     def mark_filled(self, slots: Mapping[str, OutputSlot], summary: Mapping[str, Any], seconds: float) -> None:
         """The step returned: from here on a killed run only has to commit."""
-        record = {
-            "slots": {port: {"type": slot.type, "attributes": slot.attributes} for port, slot in slots.items()},
-            "summary": dict(summary),
-            "seconds": seconds,
-        }
+        filled = {port: {"type": slot.type, "attributes": slot.attributes} for port, slot in slots.items()}
+        record = {"slots": filled, "summary": dict(summary), "seconds": seconds}
         write_atomic(self._filled, to_json_bytes(plain(record)))
 
     def filled(self, produces: Mapping[str, str]) -> tuple[dict[str, OutputSlot], dict[str, Any], float] | None:
@@ -82,13 +100,11 @@ class WorkFolder:
         hints = (f"rm {shlex.quote(str(self._filled))}   # then the step runs again, from its checkpoints",)
         require_shape(record, {"slots": slot, "summary": dict, "seconds": NUMBER}, str(self._filled), hints)
         slots = {
-            port: OutputSlot(slot["type"], self._outputs / port, slot["attributes"])
-            for port, slot in record["slots"].items()
+            port: OutputSlot(s["type"], self._outputs / port, s["attributes"]) for port, s in record["slots"].items()
         }
-        if not all(slot.path.is_dir() for slot in slots.values()):
-            # Killed between two outputs' commits: the step is asked again, and finds its checkpoints.
-            return None
-        return slots, record["summary"], float(record["seconds"])
+        # None if killed between two outputs' commits: the step is asked again, and finds its checkpoints.
+        whole = all(slot.path.is_dir() for slot in slots.values())
+        return (slots, record["summary"], float(record["seconds"])) if whole else None
 
     def reject(self) -> None:
         """What the step filled is not valid: forget it, keep the step's own folder."""
@@ -123,15 +139,11 @@ def stage_outputs(
     edges = tuple(Edge(port, artifact.digest, artifact.ref) for port, artifact in inputs.items())
     staged: dict[str, Artifact] = {}
     filled = {port: slot for port, slot in slots.items() if any(path.is_file() for path in slot.path.rglob("*"))}
-    for port, slot in slots.items():
-        if port not in filled and planned.manifest.outputs[port].required:
+    for port in slots.keys() - filled.keys():
+        if planned.manifest.outputs[port].required:
             work.reject()
-            raise StepFailedError(
-                f"step '{planned.step_id}' left its output '{port}' empty",
-                where=str(slot.path),
-                expected=f"a {slot.type}",
-                found="no file",
-            )
+            what, slot = f"step '{planned.step_id}' left its output '{port}' empty", slots[port]
+            raise StepFailedError(what, where=str(slot.path), expected=f"a {slot.type}", found="no file")
     for port, slot in filled.items():
         producer = Producer(planned.step_id, port, run_id, planned.manifest.step.version, key, planned.config_name)
         try:
@@ -147,12 +159,9 @@ def stage_outputs(
                 )
         except (ArtifactError, DataError) as error:
             work.reject()
-            raise StepFailedError(
-                f"step '{planned.step_id}' left an output '{port}' that is not a valid {slot.type}: {error.what}",
-                where=error.where,
-                expected=error.expected,
-                found=error.found,
-            ) from error
+            what = f"step '{planned.step_id}' left an output '{port}' that is not a valid {slot.type}: {error.what}"
+            details = {"where": error.where, "expected": error.expected, "found": error.found}
+            raise StepFailedError(what, **details) from error
     return staged
 
 
@@ -215,12 +224,9 @@ def open_input(
 
 
 def bound_values(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str, str]:
-    """Dotted config key → path, for every binding that an input fills.
-
-    A binding to `train.jsonl` or another split takes whatever the artifact calls that split, one to `A.jsonl|B.jsonl`
-    the first that it has. An absent split other than `train`, or a path whose binding ends in "?", leaves its key as
-    it is. An overridden key other than a port's first stays as the user set it.
-    """
+    """Dotted config key → path, for every binding that an input fills: a split under whatever name the artifact has it,
+    of `A.jsonl|B.jsonl` the first. A split other than `train` may be absent, and a path whose binding ends in "?". An
+    overridden key other than a port's first stays as the user set it."""
     filled: dict[str, str] = {}
     overridden = {override.partition("=")[0].lstrip("+") for override in planned.overrides}
     for port, artifact in inputs.items():
@@ -306,3 +312,87 @@ def name_users_files(error: StepsError, inputs: Iterable[Artifact]) -> StepsErro
                 setattr(error, name, text and text.replace(copy, str(own)))
             error.hints = tuple(hint.replace(copy, str(own)) for hint in error.hints)
     return error
+
+
+ENGINE = "pip install 'nemotron-steps[engine]'"
+"""What brings the packages that train and generate."""
+ENGINE_PACKAGES = frozenset(
+    {"reasoning_gym", "math_verify", "psutil"}
+    | {"torch", "megatron", "transformers", "tokenizers", "safetensors", "numpy"}
+)
+_ALMOST_NOTHING = 1 << 20
+"""With less than this many bytes free, a failure of a writing library is taken for a full disk."""
+
+
+def imported(reference: str, planned: PlannedStep) -> Any:
+    """The function that a manifest names as `module:name`. UnsupportedError if it cannot be imported."""
+    try:
+        return load_object(reference)
+    except ImportError as error:
+        raise UnsupportedError(
+            f"step '{planned.step_id}' cannot be imported: {error}",
+            where=getattr(error, "line", None) or planned.manifest.where("step", "entry"),
+            found=reference,
+            hints=(ENGINE, "steps doctor") if _of_engine(error) else ("steps doctor",),
+        ) from error
+    except AttributeError as error:
+        raise UnsupportedError(
+            f"step '{planned.step_id}' names a function that does not exist",
+            where=planned.manifest.where("step", "entry"),
+            expected="a function '{2}' in {0}".format(*reference.partition(":")),
+            found=reference,
+        ) from error
+
+
+def _of_engine(error: BaseException) -> bool:
+    """Whether an import failed because the engine's packages are not installed."""
+    missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
+    return isinstance(missing, ModuleNotFoundError) and (missing.name or "").partition(".")[0] in ENGINE_PACKAGES
+
+
+def validated_config(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> Any:
+    """The step's config model with input paths filled in; plain values for a step without a schema."""
+    values: dict[str, Any] = copy.deepcopy(dict(planned.config))
+    for key, path in bound_values(planned, inputs).items():
+        *parents, last = key.split(".")
+        node = values
+        for part in parents:
+            if not isinstance(node.get(part), dict):
+                node[part] = {}
+            node = node[part]
+        node[last] = path
+    reference = planned.manifest.step.config_schema
+    if reference is None:
+        return values
+    from nemotron_steps.config.compose import ComposedConfig
+    from nemotron_steps.config.validation import load_schema, validate
+
+    return validate(ComposedConfig(planned.step_id, values), load_schema(reference))
+
+
+def as_steps_error(error: Exception, planned: PlannedStep, work: Path, run_id: str) -> StepsError:
+    """What a step raised, as an error of this package."""
+    if isinstance(error, StepsError) and not isinstance(error, StorageError):
+        return of_run(error, run_id)
+    if _of_engine(error):
+        return UnsupportedError(
+            f"step '{planned.step_id}' needs a package of the engine: {error}",
+            where=planned.manifest.where("step", "entry"),
+            hints=(ENGINE,),
+        )
+    storage = as_storage_error(error, work)
+    if storage is not None:
+        return storage
+    if (free := free_bytes(work)) < _ALMOST_NOTHING:
+        hint = "free some space and run the same command again: committed artifacts and checkpoints are kept"
+        what = f"the step failed while the disk is full: {error}"
+        return StorageError(what, where=str(work), found=f"{free} bytes free", hints=(hint,))
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place is not None else None
+    return StepFailedError(
+        f"step '{planned.step_id}' failed: {type(error).__name__}: {error}",
+        where=where,
+        hints=(f"steps logs {run_id}   # has the traceback",),
+    )

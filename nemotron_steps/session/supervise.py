@@ -118,7 +118,7 @@ def _death(reported: dict[str, Any], status: int) -> StepsError:
     """Write down that the working process died without doing so; the error that says it."""
     from nemotron_steps.artifacts.store import ArtifactStore
     from nemotron_steps.errors import InterruptedRunError, StepsError, WorkerLostError
-    from nemotron_steps.runs.crash_report import record_death
+    from nemotron_steps.runs.recorder import record_death
 
     if sys.stdout.isatty():
         sys.stdout.write("\x1b[?25h\n")  # a progress display that could not tidy up hides the cursor

@@ -145,7 +145,7 @@ def _command(pid: int) -> str:
 def main(request_path: str, result_path: str) -> None:
     """Run the commands of a request, one after the other, and write the result."""
     from nemotron_steps.cli.main import steps
-    from nemotron_steps.runs import execute, step_entry
+    from nemotron_steps.runs import execute, step_workdir
 
     request = json.loads(Path(request_path).read_text())
     watch = Watch(
@@ -155,7 +155,7 @@ def main(request_path: str, result_path: str) -> None:
         request.get("at_write", 0),
         request.get("signal", signal.SIGKILL),
     )
-    find = step_entry.imported
+    find = step_workdir.imported
 
     def watched(reference: str, planned: Any) -> Any:
         function = find(reference, planned)

@@ -43,11 +43,11 @@ class Tail:
             return b""
 
 
-@dataclass
 class Curve:
     """The last values of one metric."""
 
-    points: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    def __init__(self) -> None:
+        self.points: deque[tuple[float, float]] = deque(maxlen=_KEPT)
 
     def add(self, index: float, value: float) -> None:
         """The newest value. A resumed run repeats some training steps, for which the later report counts, and step 0,

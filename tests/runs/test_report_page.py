@@ -1,5 +1,5 @@
 from nemotron_steps.runs.report.data import StepReport
-from nemotron_steps.runs.report.svg import arranged
+from nemotron_steps.runs.report.page import arranged
 
 
 def test_what_was_measured_once_is_no_curve() -> None:
