@@ -199,16 +199,13 @@ class Architecture:
         if quantisation:
             method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else None
             raise quantised(f"quantization_config{f' of {method}' if method else ''}", where)
-        from nemotron_steps.models.families import module_of
+        from nemotron_steps.models.families import ConfigValues, module_of
 
         architecture: Architecture = module_of(family).read(config, where)
         if architecture.num_attention_heads % architecture.num_key_value_heads:
-            raise ArtifactError(
-                "attention heads do not divide evenly over key-value heads",
-                where=where,
-                expected=f"a multiple of {architecture.num_key_value_heads}",
-                found=str(architecture.num_attention_heads),
-            )
+            what = "attention heads do not divide evenly over key-value heads"
+            expected = f"a multiple of {architecture.num_key_value_heads}"
+            raise ConfigValues(config, where).refusal(what, expected, str(architecture.num_attention_heads))
         return architecture
 
 
