@@ -246,9 +246,8 @@ def read_config(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ArtifactError("the checkpoint has no config.json", where=str(path.parent), hints=published) from error
     except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, more digits or more levels than Python reads
-        what = "UTF-8" if isinstance(error, UnicodeDecodeError) else "JSON"
         place = f"{path}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else str(path)
-        raise ArtifactError(f"config.json is not {what}", where=place, found=str(error), hints=published) from error
+        raise ArtifactError("config.json is not JSON", where=place, found=str(error), hints=published) from error
     if not isinstance(config, dict):
         found = type(config).__name__
         raise ArtifactError("config.json is not an object", where=str(path), found=found, hints=published)
