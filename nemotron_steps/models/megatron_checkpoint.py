@@ -214,7 +214,6 @@ def convert_hf_to_megatron(source: str | Path, target: str | Path, precision: st
     reader = FiniteReader(source)
     weights = ((p, in_precision(p.name, tensor, precision)) for p, tensor in to_megatron(reader, architecture))
     save_megatron_weights(weights, architecture, target / WEIGHTS)
-    (target / "hf").mkdir(parents=True, exist_ok=True)
     copy_model_files(source, target / "hf", precision=precision)
 
 

@@ -35,7 +35,6 @@ from nemotron_steps.engine.policy.checkpoint import (
     PolicySnapshot,
     position,
     restored_position,
-    write_model_files,
     written_by_rank_0,
 )
 from nemotron_steps.engine.policy.hf_model import LogprobModel, checkpoint_tensors, load_hf_model, tensor_parallel
@@ -48,7 +47,7 @@ from nemotron_steps.errors import ConfigError, EngineError, UnsupportedError
 from nemotron_steps.models.adapters import low_rank_sum, save_adapter, whole_modules
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.distributed_checkpoint import load_tensors, stage_tensors
-from nemotron_steps.models.huggingface import save_hf_checkpoint
+from nemotron_steps.models.huggingface import copy_model_files, save_hf_checkpoint
 from nemotron_steps.models.mapping import EXACT, to_megatron
 from nemotron_steps.models.megatron_checkpoint import (
     WEIGHTS,
@@ -273,7 +272,7 @@ class DTensorPolicy:
         architecture, folder = Architecture.from_folder(self.source_folder), Path(path)
         whole = dict(self.weights())
         save_megatron_weights(to_megatron(whole, architecture), architecture, folder / WEIGHTS)
-        written_by_rank_0(partial(write_model_files, self.source_folder, folder))
+        written_by_rank_0(partial(copy_model_files, self.source_folder, folder / "hf"))
 
     # ----------------------------------------------------------------------------------------------- internals
 
