@@ -1,8 +1,6 @@
-"""What a decoder-only language model is, read from a Hugging Face config.json.
-
-Each family's own keys are read in families/. A config that asks for something this package does not compute (sliding
-windows, MLP biases, other activations) is refused there, by name, instead of being computed wrongly later.
-"""
+"""What a decoder-only language model is, read from a Hugging Face config.json. Each family's own keys are read in
+families/. A config that asks for something this package does not compute (sliding windows, MLP biases, other
+activations) is refused there, by name, instead of being computed wrongly later."""
 
 from __future__ import annotations
 
@@ -39,10 +37,8 @@ class RopeScaling:
 @dataclass(frozen=True)
 class Mamba2:
     """Sizes of a Mamba-2 mixer (Dao and Gu 2024, "Transformers are SSMs"), the same in every layer that has one.
-
     `num_groups` of heads share B and C; `chunk_size` changes the order of sums, nothing else; `time_step_limit` holds
-    after softplus.
-    """
+    after softplus."""
 
     num_heads: int
     head_dim: int
@@ -71,10 +67,8 @@ class Mamba2:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Shape of a decoder-only model of one of the families.
-
-    Sizes are in elements; `ffn_hidden_size` is the dense MLP's inner size, `moe_ffn_hidden_size` one expert's.
-    """
+    """Shape of a decoder-only model of one of the families. Sizes are in elements; `ffn_hidden_size` is the dense MLP's
+    inner size, `moe_ffn_hidden_size` one expert's."""
 
     family: str
     hidden_size: int

@@ -1,7 +1,5 @@
-"""Hugging Face checkpoint folders: config.json, safetensors weights, tokenizer and chat template.
-
-Weights are only ever read from safetensors, never from pickled `.bin` files. Not for: conversion (mapping.py).
-"""
+"""Hugging Face checkpoint folders: config.json, safetensors weights, tokenizer and chat template. Weights are only ever
+read from safetensors, never from pickled `.bin` files. Not for: conversion (mapping.py)."""
 
 from __future__ import annotations
 
@@ -206,13 +204,9 @@ def copy_model_files(source: Path, target: Path, *, carries: bool = True, precis
 
 def carried_tensors(folder: Path, ignored: Sequence[str] = ()) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors that a policy has only if it trains them, those of multi-token prediction, in the type they are saved in.
-
     In a Hugging Face checkpoint they are among the weights; a Megatron checkpoint's `hf` has a file of them, unless
-    they were trained: then they are among the weights beside it.
-
-    Args:
-        ignored: patterns of names of tensors that transformers leaves in a folder of a family that it alone knows.
-    """
+    they were trained: then they are among the weights beside it. ignored: patterns of names of tensors that
+    transformers leaves in a folder of a family that it alone knows."""
     family = FAMILIES.get(str(read_config(folder / "config.json").get("model_type")))
     prefix = module_of(family.name).CARRIED if family is not None else ""
     names = re.compile(f"^{re.escape(prefix)}" if family is not None else "|".join(ignored))

@@ -32,10 +32,8 @@ def activation(kind: str) -> tuple[Callable[[Tensor], Tensor], int]:
 
 
 def split_heads(mixed: Tensor, scale: Tensor | None, cos_sin: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Norm queries and keys, rotate them, part them: mixed [T, groups, heads + 2, D] of queries, key and value.
-
-    scale [heads + 1, D] of the norm, or None. Query [T, groups · heads, D], key and value [T, groups, D].
-    """
+    """Norm queries and keys, rotate them, part them: mixed [T, groups, heads + 2, D] of queries, key and value. scale
+    [heads + 1, D] of the norm, or None. Query [T, groups · heads, D], key and value [T, groups, D]."""
     tokens, groups, slots, width = mixed.shape
     if mixed.is_cuda and width & (width - 1) == 0:
         from nemotron_steps.engine.kernels import triton_kernels

@@ -1,8 +1,6 @@
-"""CUDA kernels in Triton: SwiGLU, QKV projection to rotated heads, softmax of logits.
-
-One pass over memory each, in float32 inside. Not specialised on numbers of tokens, or kernels would be compiled again
-in the first step whose count is a multiple of 16. Imported only on CUDA, and by tests in Triton's interpreter.
-"""
+"""CUDA kernels in Triton: SwiGLU, QKV projection to rotated heads, softmax of logits. One pass over memory each, in
+float32 inside. Not specialised on numbers of tokens, or kernels would be compiled again in the first step whose count
+is a multiple of 16. Imported only on CUDA, and by tests in Triton's interpreter."""
 
 from typing import Any
 

@@ -61,11 +61,9 @@ class Loss(ABC):
         normalizers: LossNormalizers,
         entropy: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, MetricSums]:
-        """The scalar loss of one micro-batch, and its detached metric sums (see METRIC_KINDS).
-
-        logprobs [n, T]: of batch.input_ids under the current weights, with gradient, -inf for tokens that a truncated
-        distribution leaves out; entropy [n, T] of the distribution at each token, nats, for the metric only.
-        """
+        """The scalar loss of one micro-batch, and its detached metric sums (see METRIC_KINDS). logprobs [n, T]: of
+        batch.input_ids under the current weights, with gradient, -inf for tokens that a truncated distribution leaves
+        out; entropy [n, T] of the distribution at each token, nats, for the metric only."""
 
 
 EPSILON = 1e-8
@@ -115,11 +113,9 @@ def sequence_means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def reduce_over_batch(
     values: torch.Tensor, mask: torch.Tensor, normalizers: LossNormalizers, *, token_level: bool
 ) -> torch.Tensor:
-    """This micro-batch's share of the global-batch mean of `values` [n, T], a scalar.
-
-    Token level: every token of the batch weighs the same (DAPO, arXiv:2503.14476). Sequence level: the mean of each
-    sequence does (GRPO, arXiv:2402.03300).
-    """
+    """This micro-batch's share of the global-batch mean of `values` [n, T], a scalar. Token level: every token of the
+    batch weighs the same (DAPO, arXiv:2503.14476). Sequence level: the mean of each sequence does (GRPO,
+    arXiv:2402.03300)."""
     if token_level:
         return masked_sum(values, mask) / (normalizers.tokens + EPSILON)
     return sequence_means(values, mask).sum() / (normalizers.sequences + EPSILON)

@@ -46,17 +46,12 @@ def plan_micro_batches(
     padded: bool = False,
     ahead: int = 0,
 ) -> list[list[list[int]]]:
-    """Row indices of each micro-batch of each data-parallel rank; every rank plans the whole batch.
-
-    Under a token budget, rollouts that share a prompt stay together as far as it allows, and ranks share less than a
-    budget's worth for each. Rows that were packed ahead of training stay as they were packed. Without a budget of its
-    own, a micro-batch holds as many tokens as its number of longest rows would.
-
-    Args:
-        unit: consecutive rows that the loss reads together (2 for the pairs of DPO).
-        padded: rows are padded to the longest of their micro-batch, which is what the budget must bound.
-        ahead: last tokens of a prompt that are not shared (token_layout.build_layout).
-    """
+    """Row indices of each micro-batch of each data-parallel rank; every rank plans the whole batch. Under a token
+    budget, rollouts that share a prompt stay together as far as it allows, and ranks share less than a budget's worth
+    for each. Rows that were packed ahead of training stay as they were packed. Without a budget of its own, a
+    micro-batch holds as many tokens as its number of longest rows would. unit: consecutive rows that the loss reads
+    together (2 for the pairs of DPO); padded: rows are padded to the longest of their micro-batch, which is what the
+    budget must bound; ahead: last tokens of a prompt that are not shared (token_layout.build_layout)."""
     size = (config.train_micro_batch_size if train else config.logprob_batch_size) * unit
     budgeted = config.sequence_packing if config.sequence_packing.enabled else config.dynamic_batching
     section = "sequence_packing" if config.sequence_packing.enabled else "dynamic_batching"

@@ -1,8 +1,6 @@
-"""The megatron policy's model, from flat tokens to the last hidden states.
-
-Parameters, names, tensor-parallel linears and sharded checkpoints are megatron-core's; its forward pass takes no
-TokenLayout, and its hybrid model needs mamba_ssm and CUDA.
-"""
+"""The megatron policy's model, from flat tokens to the last hidden states. Parameters, names, tensor-parallel linears
+and sharded checkpoints are megatron-core's; its forward pass takes no TokenLayout, and its hybrid model needs mamba_ssm
+and CUDA."""
 
 import warnings
 from collections.abc import Iterator
@@ -50,11 +48,9 @@ PARTS = {
 
 
 class Layer(torch.nn.Module):
-    """Mixers behind a norm each, one of a hybrid, else attention and then an MLP or experts: a letter for each.
-
-    forward takes the residual stream and what is still to be added to it, [T, 1, hidden] each, and returns both: the
-    last addition is left to the next layer's norm, or made already (None). `number` counts from 1.
-    """
+    """Mixers behind a norm each, one of a hybrid, else attention and then an MLP or experts: a letter for each. forward
+    takes the residual stream and what is still to be added to it, [T, 1, hidden] each, and returns both: the last
+    addition is left to the next layer's norm, or made already (None). `number` counts from 1."""
 
     adapted = False
 

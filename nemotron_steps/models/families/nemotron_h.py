@@ -1,8 +1,6 @@
-"""Nemotron-H (Nemotron Nano 2, Nemotron 3 Nano and Super): hybrids of Mamba-2, attention, MLPs and experts.
-
-Both generations of config files are read: the older ones write the layers as one string (`hybrid_override_pattern`),
-those of transformers 5 as a list of names (`layers_block_type`).
-"""
+"""Nemotron-H (Nemotron Nano 2, Nemotron 3 Nano and Super): hybrids of Mamba-2, attention, MLPs and experts. Both
+generations of config files are read: the older ones write the layers as one string (`hybrid_override_pattern`), those
+of transformers 5 as a list of names (`layers_block_type`)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
