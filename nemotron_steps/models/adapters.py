@@ -4,13 +4,8 @@
                     decoder.layers.0.mlp.linear_fc1.adapter.linear_out.weight   B [out, r]
     Hugging Face    base_model.model.model.layers.0.mlp.gate_proj.lora_A.weight, ….lora_B.weight, …up_proj…
 
-A fused linear has one adapter; for PEFT each projection has a copy of A and its own rows of B, which is exact. B is cut
-as its linear's rows are, A as its columns. A folder is as PEFT lays it out:
-
-    adapter_config.json          PEFT's LoraConfig
-    adapter_model.safetensors    lora_A [r, in] and lora_B [out, r] of every projection
-    base.json                    the checkpoint that it belongs to; missing in folders that PEFT made itself
-"""
+A fused linear has one adapter; for PEFT each projection has a copy of A and its own rows of B, which is exact. A folder
+is as PEFT lays it out, and base.json the checkpoint that it belongs to; missing in folders that PEFT made itself."""
 
 from __future__ import annotations
 
@@ -126,30 +121,28 @@ def _chosen(able: Mapping[str, bool], wanted: Iterable[str], config: AdapterConf
     def matching(patterns: Iterable[str]) -> list[str]:
         return [n for n in able if any(_leaf(n) == each or fnmatch.fnmatchcase(n, each) for each in patterns)]
 
-    unable = {_leaf(name) for name in able if not able[name]}
-    mend = f"{hint}target_modules=[{','.join(dict.fromkeys(_leaf(n) for n in able if _leaf(n) not in unable))}]"
-    if config.exclude_modules:  # the two together are refused
-        mend += f" {key}.exclude_modules=[]"
-    place = f"{key}.{'exclude' if config.exclude_modules else 'target'}_modules"
-    leaves = ", ".join(sorted({_leaf(name) for name in able}))
-    for pattern in (*config.target_modules, *config.exclude_modules):
-        if not matching((pattern,)):
-            what = f"the model has no linear layer '{pattern}'"
-            raise ConfigError(what, where=place, expected=leaves, found=pattern, hints=(mend,))
     excluded = set(matching(config.exclude_modules))
     chosen = [name for name in matching(wanted) if name not in excluded]
     without = [name for name in chosen if not able[name]]
-    if without or not chosen:
-        raise ConfigError(
-            f"{without[0]} cannot have an adapter: experts, routers and, under the dtensor policy, Mamba-2 have none"
-            if without
-            else "no linear layer is left to have an adapter",
-            where=place,
-            expected=mend.partition("[")[2].partition("]")[0],
-            found=", ".join(dict.fromkeys(map(_leaf, without))) or "none",
-            hints=(mend,),
-        )
-    return chosen
+    unknown = [each for each in (*config.target_modules, *config.exclude_modules) if not matching((each,))]
+    if unknown:
+        what = f"the model has no linear layer '{unknown[0]}'"
+    elif without:
+        what = f"{without[0]} cannot have an adapter: experts, routers and, under the dtensor policy, Mamba-2 have none"
+    elif not chosen:
+        what = "no linear layer is left to have an adapter"
+    else:
+        return chosen
+    unable = {_leaf(name) for name in able if not able[name]}
+    known = ",".join(dict.fromkeys(_leaf(name) for name in able if _leaf(name) not in unable))
+    again = f" {key}.exclude_modules=[]" if config.exclude_modules else ""  # the two together are refused
+    raise ConfigError(
+        what,
+        where=f"{key}.{'exclude' if config.exclude_modules else 'target'}_modules",
+        expected=known,
+        found=", ".join(dict.fromkeys(map(_leaf, unknown or without))) or "none",
+        hints=(f"{hint}target_modules=[{known}]{again}",),
+    )
 
 
 def _leaf(name: str) -> str:

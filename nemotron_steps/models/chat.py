@@ -1,8 +1,6 @@
-"""Chats to token ids and back, through a tokenizer's own chat template.
-
-A conversation goes on in tokens (docs/chat_templates.md). Text of a message is text: where it spells a special token,
-a GUARD breaks it before the template sees it, and `encode` makes ordinary tokens of what has a guard.
-"""
+"""Chats to token ids and back, through a tokenizer's own chat template. A conversation goes on in tokens
+(docs/chat_templates.md). Text of a message is text: where it spells a special token, a GUARD breaks it before the
+template sees it, and `encode` makes ordinary tokens of what has a guard."""
 
 from __future__ import annotations
 
@@ -35,18 +33,12 @@ _KEEPING_PLAIN = ("llama", "qwen3", "qwen3_moe", "nemotron_h", None)
 
 
 class ChatFormat:
-    """Renders chats with a tokenizer's own template and decodes what a model said.
-
-    Args:
-        tokenizer: with its chat template.
-        source: where it is from, for errors.
-        template_kwargs: variables of the template besides messages, tools and add_generation_prompt
-            (`enable_thinking`, `truncate_history_thinking`, `date_string`, ...).
-        generation_ends: eos_token_id of the model's generation_config.json.
-
-    Raises ArtifactError when the folder has no tokenizer or the tokenizer has no chat template, and DataError for
-    template_kwargs that are arguments of rendering (`add_generation_prompt`).
-    """
+    """Renders chats with a tokenizer's own template and decodes what a model said. tokenizer: with its chat template;
+    source: where it is from, for errors; template_kwargs: variables of the template besides messages, tools and
+    add_generation_prompt (`enable_thinking`, `truncate_history_thinking`, `date_string`, ...); generation_ends:
+    eos_token_id of the model's generation_config.json. Raises ArtifactError when the folder has no tokenizer or the
+    tokenizer has no chat template, and DataError for template_kwargs that are arguments of rendering
+    (`add_generation_prompt`)."""
 
     def __init__(
         self,
@@ -184,12 +176,10 @@ class ChatFormat:
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = (), *, turn_ended: bool = True
     ) -> list[int]:
         """Token ids to append after a sampled assistant turn: its end where it has none (not `turn_ended`: it was cut
-        off, or ended by a stop string), the messages after it, and the next generation prompt.
-
-        The template renders a stub of a chat with and without the messages; what follows the stub's assistant turn is
-        what follows any. So it does not matter how the template shows earlier turns. Raises as `render`, and
-        ArtifactError when the template ends the turn before a message otherwise than the last one.
-        """
+        off, or ended by a stop string), the messages after it, and the next generation prompt. The template renders a
+        stub of a chat with and without the messages; what follows the stub's assistant turn is what follows any. So it
+        does not matter how the template shows earlier turns. Raises as `render`, and ArtifactError when the template
+        ends the turn before a message otherwise than the last one."""
         text = self._turn_ends.continuation(self._guarded(messages), self._guarded(tools), turn_ended=turn_ended)
         self.require_shown(text, messages)
         ends = (self._added[number] for number in self.end_ids if number in self._added) if turn_ended else ()
@@ -271,11 +261,8 @@ class ChatFormat:
         return len(self.encode(text))
 
     def encode(self, text: str, after: str = "") -> list[int]:
-        """Token ids of a text, none of them added. What a GUARD is in becomes ordinary tokens, without it.
-
-        Args:
-            after: the text that it goes on from. Tokenizers like Llama 2's write a space before a text that begins.
-        """
+        """Token ids of a text, none of them added. What a GUARD is in becomes ordinary tokens, without it. after: the
+        text that it goes on from. Tokenizers like Llama 2's write a space before a text that begins."""
         pieces = [text]
         if GUARD in text:
             special = any_of({self._added[number] for number in self._special_ids | self._guarded_ids})

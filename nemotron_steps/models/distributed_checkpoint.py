@@ -1,8 +1,6 @@
-"""Megatron's distributed checkpoint format (`torch_dist`), read without unpickling anything but plain records.
-
-Saving writes in this process instead of spawning a manager (about 5 s the first time). Loading reads `.metadata`, a
-pickle, through an unpickler that knows the format's record classes alone, and object entries as `weights_only`.
-"""
+"""Megatron's distributed checkpoint format (`torch_dist`), read without unpickling anything but plain records. Saving
+writes in this process instead of spawning a manager (about 5 s the first time). Loading reads `.metadata`, a pickle,
+through an unpickler that knows the format's record classes alone, and object entries as `weights_only`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Hugging Face checkpoint folders: config.json, safetensors weights, tokenizer and chat template.
-
-Weights are only ever read from safetensors, never from pickled `.bin` files. Not for: conversion (mapping.py).
-"""
+"""Hugging Face checkpoint folders: config.json, safetensors weights, tokenizer and chat template. Weights are only ever
+read from safetensors, never from pickled `.bin` files. Not for: conversion (mapping.py)."""
 
 from __future__ import annotations
 
@@ -43,7 +41,11 @@ class WeightReader:
         self.folder = Path(folder)
         index = self.folder / _INDEX
         found = sorted(path.name for path in self.folder.glob("*"))
-        files = _indexed_shards(index) if index.is_file() else [n for n in found if n.endswith(".safetensors")]
+        files = [name for name in found if name.endswith(".safetensors")]
+        if index.is_file():
+            files = _indexed_shards(index)
+        elif "model.safetensors" in files:
+            files = ["model.safetensors"]
         if not files:
             raise ArtifactError(
                 "the checkpoint has no safetensors weights",
@@ -53,7 +55,6 @@ class WeightReader:
                 hints=fetch_again(self.folder),
             )
         self._handles: dict[str, Any] = {}
-        file_of: dict[str, str] = {}
         for name in files:
             try:
                 handle: Any = safe_open(str(self.folder / name), framework="pt", device="cpu")
@@ -64,11 +65,7 @@ class WeightReader:
                     found=str(error),
                     hints=fetch_again(self.folder, self.folder / name),
                 ) from error
-            for key in list(handle.keys()):
-                if key in file_of:
-                    raise in_two_files(key, self.folder, file_of[key], name)
-                file_of[key] = name
-                self._handles[key] = handle
+            self._handles |= dict.fromkeys(handle.keys(), handle)
         for key in [key for key in self._handles if key.endswith("rotary_emb.inv_freq")]:
             del self._handles[key]
         path = self.folder / "config.json"
@@ -98,21 +95,6 @@ def two_for_one(config: Path) -> ArtifactError:
         expected="tie_word_embeddings: false where the output layer has weights of its own",
         found="true",
         hints=(f"sed -i '{edited}' {shlex.quote(str(config))}   # uses both, as transformers does",),
-    )
-
-
-def in_two_files(name: str, folder: Path, first: str, second: str) -> ArtifactError:
-    """The refusal of a tensor that two weights files have: even with an index, who loads them takes either."""
-    one, other = (shlex.quote(str(folder / file)) for file in (first, second))
-    return ArtifactError(
-        f"two weights files have the tensor {name}",
-        where=str(folder),
-        expected="every tensor in one file",
-        found=f"{first} and {second}",
-        hints=(
-            f"mv {other} {other}.unused   # leaves that of {first}",
-            f"mv {one} {one}.unused   # leaves that of {second}",
-        ),
     )
 
 
@@ -222,13 +204,9 @@ def copy_model_files(source: Path, target: Path, *, carries: bool = True, precis
 
 def carried_tensors(folder: Path, ignored: Sequence[str] = ()) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors that a policy has only if it trains them, those of multi-token prediction, in the type they are saved in.
-
     In a Hugging Face checkpoint they are among the weights; a Megatron checkpoint's `hf` has a file of them, unless
-    they were trained: then they are among the weights beside it.
-
-    Args:
-        ignored: patterns of names of tensors that transformers leaves in a folder of a family that it alone knows.
-    """
+    they were trained: then they are among the weights beside it. ignored: patterns of names of tensors that
+    transformers leaves in a folder of a family that it alone knows."""
     family = FAMILIES.get(str(read_config(folder / "config.json").get("model_type")))
     prefix = module_of(family.name).CARRIED if family is not None else ""
     names = re.compile(f"^{re.escape(prefix)}" if family is not None else "|".join(ignored))

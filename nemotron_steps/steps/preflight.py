@@ -29,7 +29,6 @@ from nemotron_steps.environments.custom_reward import load
 from nemotron_steps.errors import ConfigError, UnsupportedError
 from nemotron_steps.models.adapters import adapter_pairs, lora_candidates, lora_modules, recorded_base
 from nemotron_steps.models.architecture import Architecture, facts_of, hf_folder, read_config
-from nemotron_steps.models.huggingface import in_two_files
 from nemotron_steps.models.mapping import Stored, check_stored
 
 MODEL_PORTS = ("policy", "model")
@@ -134,12 +133,8 @@ def check_known_tensors(folder: Path) -> Architecture | None:
 
 def _check_stored(folder: Path, architecture: Architecture) -> Architecture:
     stored: dict[str, Stored] = {}
-    file_of: dict[str, str] = {}
     for shard in safetensors_shards(folder):
         for name, entry in read_safetensors_header(shard).items():
-            if name in file_of:
-                raise in_two_files(name, folder, file_of[name], shard.name)
-            file_of[name] = shard.name
             stored[name] = Stored(entry["dtype"].lower(), tuple(entry["shape"]), entry["dtype"] in _PLAIN)
     check_stored(stored, architecture, str(folder))
     return architecture

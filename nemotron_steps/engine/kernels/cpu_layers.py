@@ -61,10 +61,8 @@ class _FeedForward(torch.autograd.Function):
 
 
 class _AttentionHalf(torch.autograd.Function):
-    """The residual stream [T, ..., H] after attention; where `runs_natively`.
-
-    qkv [h · (R + 2) · D, H]; head_norm [R + 1, D], of queries and key; out [H, h · R · D]; cos_sin [2, T, 1, 1, D].
-    """
+    """The residual stream [T, ..., H] after attention; where `runs_natively`. qkv [h · (R + 2) · D, H]; head_norm [R +
+    1, D], of queries and key; out [H, h · R · D]; cos_sin [2, T, 1, 1, D]."""
 
     @staticmethod
     def forward(
@@ -123,9 +121,6 @@ class _NativeAttention(torch.autograd.Function):
         return grad_mixed, grad_norm, None, None, None
 
 
-# ------------------------------------------------------------------------------------------- passes, without autograd
-
-
 def _kernels() -> Any:
     kernels = library()
     assert kernels is not None  # `runs_natively`
@@ -172,9 +167,6 @@ def _sizes(tensor: Tensor) -> tuple[c_int64, c_int64]:
 
 def _threads() -> c_int64:
     return c_int64(torch.get_num_threads())
-
-
-# ----------------------------------------------------------------------------------------- attention, without autograd
 
 
 def attend(mixed: Tensor, norm: Tensor | None, cos_sin: Tensor, layout: Any, eps: float) -> tuple[Tensor, Tensor]:

@@ -65,12 +65,10 @@ class TeacherKl:
     def of_chosen(
         self, chosen: torch.Tensor, teacher: torch.Tensor, lse: torch.Tensor, negative_entropy: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """The divergence over a teacher's top-k tokens: nats [n], and its gradient in the chosen logits [n, k].
-
-        chosen [n, k]: the policy's logits; teacher [n, k]: its log softmax over them; lse [n] of all the policy's
-        logits; negative_entropy [n]: sum_v p log p. Last comes None, or a [n], where p (a + (1 - `forward`) log p)
-        is to be added to the gradient in every logit.
-        """
+        """The divergence over a teacher's top-k tokens: nats [n], and its gradient in the chosen logits [n, k]. chosen
+        [n, k]: the policy's logits; teacher [n, k]: its log softmax over them; lse [n] of all the policy's logits;
+        negative_entropy [n]: sum_v p log p. Last comes None, or a [n], where p (a + (1 - `forward`) log p) is to be
+        added to the gradient in every logit."""
         weight = self.forward
         q = teacher.exp()
         if not self.zero_outside_topk:

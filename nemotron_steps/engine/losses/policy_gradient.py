@@ -206,12 +206,10 @@ def kl_divergence(
     output_clamp: float | None = 10.0,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Nats of KL(policy || reference) per token, any shape, times `weights` where they are given.
-
-    log r = clamp(lp_ref - lp, +-input_clamp); k1 = -log r; k2 = (log r)^2 / 2; k3 = exp(log r) - 1 - log r. Then the
-    weights are multiplied in, and the product is clamped to +-output_clamp. A token whose log ratio is clamped has its
-    weight detached, or the weight's gradient would go on pushing where the clamp means to stop.
-    """
+    """Nats of KL(policy || reference) per token, any shape, times `weights` where they are given. log r = clamp(lp_ref
+    - lp, +-input_clamp); k1 = -log r; k2 = (log r)^2 / 2; k3 = exp(log r) - 1 - log r. Then the weights are multiplied
+    in, and the product is clamped to +-output_clamp. A token whose log ratio is clamped has its weight detached, or the
+    weight's gradient would go on pushing where the clamp means to stop."""
     unbounded = log_ratio = reference_logprobs - logprobs
     if input_clamp is not None:
         log_ratio = unbounded.clamp(-input_clamp, input_clamp)

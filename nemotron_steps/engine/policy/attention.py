@@ -1,8 +1,6 @@
-"""Self-attention over flat tokens, on CPU and CUDA alike, with megatron-core's parameters.
-
-On CUDA in half precision by our own Triton kernels (docs/internals/packed_attention.md) where they run, without padding
-and with shared prompts attended to in place; by torch's attention over padded rows elsewhere.
-"""
+"""Self-attention over flat tokens, on CPU and CUDA alike, with megatron-core's parameters. On CUDA in half precision by
+our own Triton kernels (docs/internals/packed_attention.md) where they run, without padding and with shared prompts
+attended to in place; by torch's attention over padded rows elsewhere."""
 
 import logging
 from functools import cache
@@ -150,9 +148,7 @@ def _works(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, 
 
 def part_attention(query: Tensor, key: Tensor, value: Tensor, part: VarlenSegments) -> Tensor:
     """Attend within each sequence: query [queries, heads, head_dim], in the order of `part`, to keys of all T tokens.
-
-    Every rank has queries, if only padding's, so that all take part in every exchange of the backward pass.
-    """
+    Every rank has queries, if only padding's, so that all take part in every exchange of the backward pass."""
     if query.is_cuda and query.dtype is not torch.float32:
         seen_keys, seen_values = key.index_select(0, part.keys), value.index_select(0, part.keys)
         flash: Tensor = torch.ops.aten._flash_attention_forward(

@@ -1,10 +1,8 @@
-"""Logprobs of chosen tokens straight from hidden states, without ever holding logits of the whole batch.
-
-Output layer, log-softmax and gather are one autograd function over chunks of tokens. With p = softmax(W h) and
-r = onehot(target) − p, d lp/d h = Wᵀ r does not depend on the loss, so it is formed in the forward pass, where it also
-gives the entropy, H = h · Wᵀ r − lp. r is formed in float32 and then rounded, never as a difference of rounded
-products: of a token that the policy is sure of, W_target − Wᵀ p would be nothing but rounding.
-"""
+"""Logprobs of chosen tokens straight from hidden states, without ever holding logits of the whole batch. Output layer,
+log-softmax and gather are one autograd function over chunks of tokens. With p = softmax(W h) and r = onehot(target) −
+p, d lp/d h = Wᵀ r does not depend on the loss, so it is formed in the forward pass, where it also gives the entropy, H
+= h · Wᵀ r − lp. r is formed in float32 and then rounded, never as a difference of rounded products: of a token that the
+policy is sure of, W_target − Wᵀ p would be nothing but rounding."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -136,11 +134,9 @@ def linear_logprobs(
     with_entropy: bool = True,
     sampled_from: SampledFrom = SampledFrom(),  # noqa: B008  (frozen)
 ) -> tuple[Tensor, Tensor]:
-    """float32 [R] logprobs of `targets` under softmax(hidden Wᵀ / temperature), with gradients; [R] entropies.
-
-    Under top_p or top_k the softmax is over the tokens they keep, ties with the lightest of them included; others have
-    -inf and no gradient. Without gradients entropies take extra work: `with_entropy` False leaves them at 0.
-    """
+    """float32 [R] logprobs of `targets` under softmax(hidden Wᵀ / temperature), with gradients; [R] entropies. Under
+    top_p or top_k the softmax is over the tokens they keep, ties with the lightest of them included; others have -inf
+    and no gradient. Without gradients entropies take extra work: `with_entropy` False leaves them at 0."""
     if sampled_from.temperature != 1.0:
         hidden = hidden / sampled_from.temperature  # as good as dividing the logits, of which there are many more
     truncation = sampled_from if sampled_from.truncated else None
@@ -238,10 +234,8 @@ class _LinearLogprobs(torch.autograd.Function):
 
 
 def _normalize(logits: Tensor, local: Tensor, layer: OutputLayer) -> tuple[Tensor, Tensor, Tensor]:
-    """Over the whole vocabulary, float32 [n]: the largest logit, log Σ exp(logit − largest), the target's logit.
-
-    The first two are never added: of a token with p near 1, what 1 − p is would be lost to rounding.
-    """
+    """Over the whole vocabulary, float32 [n]: the largest logit, log Σ exp(logit − largest), the target's logit. The
+    first two are never added: of a token with p near 1, what 1 − p is would be lost to rounding."""
     column = local if layer.group is None else local.clamp(min=0)
     if logits.is_cuda and logits.dtype is not torch.float32:
         from nemotron_steps.engine.kernels.triton_kernels import softmax_statistics
@@ -300,9 +294,6 @@ def _residuals(logits: Tensor, highest: Tensor, log_mass: Tensor, local: Tensor)
     residuals = logits.float().sub_(highest[:, None]).sub_(log_mass[:, None]).exp_().neg_()
     residuals.scatter_add_(1, local.clamp(min=0)[:, None], (local != NOT_HERE).to(residuals.dtype)[:, None])
     return residuals.to(logits.dtype)
-
-
-# ------------------------------------------------------------------------ a teacher, and the divergence from it
 
 
 def linear_topk(

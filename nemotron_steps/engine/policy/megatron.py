@@ -1,7 +1,5 @@
-"""The policy on megatron-core: one rank's part of the model, trained and queried collectively.
-
-Every rank is given the same global batch, computes its own micro-batches of it, and returns the same result.
-"""
+"""The policy on megatron-core: one rank's part of the model, trained and queried collectively. Every rank is given the
+same global batch, computes its own micro-batches of it, and returns the same result."""
 
 import dataclasses
 import math
@@ -60,13 +58,9 @@ REDUCED_VALUES = 1 << 24
 
 
 class MegatronPolicy:
-    """A trainable megatron-core model.
-
-    Args:
-        reference: keep a frozen copy of the starting weights for `reference_logprobs`; with adapters they are there.
-        total_steps: of the run, for decay styles without `lr_decay_iters`.
-        frozen: it never trains, so it has no gradients and no optimizer: a teacher.
-    """
+    """A trainable megatron-core model. reference: keep a frozen copy of the starting weights for `reference_logprobs`;
+    with adapters they are there; total_steps: of the run, for decay styles without `lr_decay_iters`; frozen: it never
+    trains, so it has no gradients and no optimizer: a teacher."""
 
     def __init__(
         self,
@@ -146,8 +140,6 @@ class MegatronPolicy:
             pinned = self.device.type == "cuda"  # which makes the way back faster
             self._reference = [copy.pin_memory() if pinned else copy for copy in copies]
 
-    # ------------------------------------------------------------------------------------------------ logprobs
-
     def logprobs(self, batch: TrainBatch) -> Tensor:
         """float32 [N, T] on CPU: logprobs of the trained tokens, else 0."""
 
@@ -194,14 +186,9 @@ class MegatronPolicy:
         with starting:
             return self.logprobs(dataclasses.replace(batch, routed_experts=None))
 
-    # ------------------------------------------------------------------------------------------------ training
-
     def train_step(self, batch: TrainBatch) -> dict[str, float]:
         """One optimizer step over the global batch; its metrics, `grad_norm` (before clipping) and `lr`.
-
-        Raises:
-            NonFiniteLossError: the loss or the gradient is NaN or infinite; weights and optimizer are unchanged.
-        """
+        NonFiniteLossError: the loss or the gradient is NaN or infinite; weights and optimizer are unchanged."""
         normalizers = count_normalizers(batch)
         for buffer in self.buffers:
             buffer.start_gradients()
@@ -261,8 +248,6 @@ class MegatronPolicy:
             return metrics
         return {**metrics, **replay_metrics(self.model.routers(), self.groups, self.device)}
 
-    # ------------------------------------------------------------------------------------------ weights and files
-
     def weights(self) -> Iterable[tuple[str, Tensor]]:
         """Hugging Face-named whole tensors that generate, adapters added. Collective."""
         return self.shards.hf_tensors(with_mtp=False)
@@ -293,8 +278,6 @@ class MegatronPolicy:
         """A Hugging Face checkpoint folder, adapters added. Collective; rank 0 writes."""
         write = partial(save_hf_checkpoint, path, source=self.source_folder)
         checkpoint.written_by_rank_0(write, self.shards.hf_tensors())
-
-    # ----------------------------------------------------------------------------------------------- internals
 
     def _work(self, batch: TrainBatch, rows: Sequence[int], *, train: bool) -> RankWork:
         unit = self.loss_fn.rows_per_unit if train else 1

@@ -1,7 +1,5 @@
 """AdamW over flat buffers, each data-parallel rank updating its shard (the distributed optimizer); learning rates.
-
-float32 master weights and moments; precision-aware, they take less room (docs/decisions/optimizer-precision.md).
-"""
+float32 master weights and moments; precision-aware, they take less room (docs/decisions/optimizer-precision.md)."""
 
 import math
 import warnings

@@ -1,8 +1,6 @@
-"""One flat buffer for a model's parameters and one for their gradients, on CPU and CUDA alike.
-
-Parameters become views, so that zeroing, reducing, clipping and updating are a handful of calls. Optimizer state may
-lie partly in host memory (SplitTensor), and float32 master weights in the space of bfloat16 (split_float32).
-"""
+"""One flat buffer for a model's parameters and one for their gradients, on CPU and CUDA alike. Parameters become views,
+so that zeroing, reducing, clipping and updating are a handful of calls. Optimizer state may lie partly in host memory
+(SplitTensor), and float32 master weights in the space of bfloat16 (split_float32)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -18,12 +18,8 @@ from nemotron_steps.errors import ConfigError
 
 
 class FrozenTeachers:
-    """The `Teachers` of this rank.
-
-    Args:
-        topk: tokens kept of each distribution, 0 for the sampled token's logprob alone; None: whole distributions.
-        offload: keep weights in host memory between turns.
-    """
+    """The `Teachers` of this rank. topk: tokens kept of each distribution, 0 for the sampled token's logprob alone;
+    None: whole distributions; offload: keep weights in host memory between turns."""
 
     def __init__(
         self, policy: MegatronPolicy, checkpoints: Mapping[str, Path], topk: int | None, *, offload: bool

@@ -71,10 +71,8 @@ class Segment(NamedTuple):
 
 
 class VarlenSegments:
-    """The queries in ascending ranges of the flat tokens, and which keys they see.
-
-    The last query of a segment sees all its keys, each one before it one less: a causal mask aligned at its end.
-    """
+    """The queries in ascending ranges of the flat tokens, and which keys they see. The last query of a segment sees all
+    its keys, each one before it one less: a causal mask aligned at its end."""
 
     def __init__(self, rows: Sequence[Row], ranges: Iterable[Range], device: torch.device) -> None:
         self.segments: list[Segment] = []
@@ -92,10 +90,8 @@ class VarlenSegments:
 
 @dataclass
 class TokenLayout:
-    """One micro-batch as flat tokens. T tokens, R trained tokens, n sequences of at most W tokens.
-
-    Rows are the whole ones, shared prompts first, then suffixes, then padding.
-    """
+    """One micro-batch as flat tokens. T tokens, R trained tokens, n sequences of at most W tokens. Rows are the whole
+    ones, shared prompts first, then suffixes, then padding."""
 
     ON_CPU = ("first_suffix", "lengths")
 
@@ -161,13 +157,9 @@ class TokenLayout:
 def build_layout(
     batch: TrainBatch, rows: Sequence[int], *, share_prompts: bool = True, divisible_by: int = 1, ahead: int = 0
 ) -> TokenLayout:
-    """Flatten some rows of a batch, on CPU.
-
-    Args:
-        share_prompts: compute a prompt (what precedes the first trained token) that several rows begin with only once.
-        divisible_by: pad T to a multiple of this.
-        ahead: depths of multi-token prediction; so many last tokens of a shared prompt are each sequence's own.
-    """
+    """Flatten some rows of a batch, on CPU. share_prompts: compute a prompt (what precedes the first trained token)
+    that several rows begin with only once; divisible_by: pad T to a multiple of this; ahead: depths of multi-token
+    prediction; so many last tokens of a shared prompt are each sequence's own."""
     index = np.asarray(rows, dtype=np.int64)
     ids, lengths, trained = _needed(batch, index)
     width = ids.shape[1]
@@ -275,10 +267,8 @@ def prompt_content(batch: TrainBatch, row: int, tokens: int) -> bytes:
 def _shared_prompts(
     contents: Sequence[bytes], shared: Ints, lengths: Ints, trained: npt.NDArray[np.bool_]
 ) -> tuple[list[int], dict[int, int], dict[int, int]]:
-    """Rows that shared prompts are taken from, rows with a suffix → number of their prompt, rows → their carrier.
-
-    A row whose answer is one token is predicted from the prompt's end, where another row has that prompt.
-    """
+    """Rows that shared prompts are taken from, rows with a suffix → number of their prompt, rows → their carrier. A row
+    whose answer is one token is predicted from the prompt's end, where another row has that prompt."""
     by_prompt: dict[bytes, list[int]] = {}
     for row, content in enumerate(contents):
         if shared[row] > 0 and trained[row].any():

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.config.profiles import OpenTable, Table
+from nemotron_steps.config.profiles import MirrorSettings, OpenTable, Table, tracker_class
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.errors.plugins import load_object
 from nemotron_steps.resolver.plan import Plan

@@ -124,6 +124,7 @@ class Groups:
         self.pipeline, self.stage, self.stages = _placed(state.get_pipeline_model_parallel_group())
         self.expert, self.expert_rank, self.expert_size = _placed(state.get_expert_model_parallel_group())
         self.expert_gradient, self.expert_gradient_rank, _ = _placed(state.get_expert_data_parallel_group())
+        self.sizes = self.tensor_size, self.stages, self.context_size
         self.gradient: dist.ProcessGroup = state.get_data_parallel_group(with_context_parallel=True)
         self.model: dist.ProcessGroup = state.get_model_parallel_group()
         self.embedding: dist.ProcessGroup = state.get_embedding_group(check_initialized=False)

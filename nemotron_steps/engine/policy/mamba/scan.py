@@ -213,10 +213,8 @@ class Runs:
 
 
 def conv(states: Tensor, weight: Tensor, bias: Tensor | None, runs: Runs, window: Tensor | None = None) -> Tensor:
-    """silu(bias + Σ_k weight[k] · states[t − K + 1 + k]) of states [T, C], weight [C, 1, K] → [T, C].
-
-    window [runs.roots, C, K − 1]: what precedes the rows that continue no other, the newest last.
-    """
+    """silu(bias + Σ_k weight[k] · states[t − K + 1 + k]) of states [T, C], weight [C, 1, K] → [T, C]. window
+    [runs.roots, C, K − 1]: what precedes the rows that continue no other, the newest last."""
     taps = weight.shape[2] - 1
     gaps = runs.gaps(taps)
     spread: Tensor = _Spread.apply(states, window, runs, taps)
@@ -317,11 +315,9 @@ def scan(
     *,
     final: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """y [T, H, P] of the recurrence over every row, and its final states, float32 [rows, H, P, N].
-
-    x [T, H, P]; dt float32 [T, H], positive; a float32 [H], negative; b, c [T, G, N]; d float32 [H]; initial float32
-    [runs.roots, H, P, N]: states of the rows that continue no other.
-    """
+    """y [T, H, P] of the recurrence over every row, and its final states, float32 [rows, H, P, N]. x [T, H, P]; dt
+    float32 [T, H], positive; a float32 [H], negative; b, c [T, G, N]; d float32 [H]; initial float32 [runs.roots, H, P,
+    N]: states of the rows that continue no other."""
     scan_level = library_for("scan", x) or _scan_level
     outs: list[Tensor] = []
     ends: list[Tensor] = []

@@ -147,10 +147,7 @@ def test_only_different_experts_of_the_model_or_none_at_all_can_be_replayed(expe
     if right:
         check_routed_experts(chosen, architecture)
         return
-    with pytest.raises(EngineError) as caught:
-        check_routed_experts(chosen, architecture)
-    assert f"{experts} for one of 1 tokens" in (caught.value.found or "")
-    for wrong in (chosen[:, :1], chosen[..., :1]):
+    for wrong in (chosen, chosen[:, :1], chosen[..., :1]):
         with pytest.raises(EngineError, match="not experts of this model"):
             check_routed_experts(wrong, architecture)
 
