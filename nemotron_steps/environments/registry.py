@@ -173,14 +173,6 @@ def environment_class(name: str) -> type[Environment]:
             found=name,
             hints=tuple(f"environment name: {match}" for match in close),
         )
-    rivals = {each.value: each for each in _plugins(tuple(sys.path)) if each.name == name}
-    if len(rivals) > 1:
-        packages = sorted(map(_package, rivals.values()))
-        raise ConfigError(
-            f"several installed packages bring an environment `{name}`",
-            found=", ".join(packages),
-            hints=tuple(f"pip uninstall {package}" for package in packages),
-        )
     try:
         loaded = load_object(entry.value)
     except (ImportError, AttributeError) as error:
