@@ -9,7 +9,6 @@ import asyncio
 import base64
 import json
 import zlib
-from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, ClassVar, NamedTuple
 
@@ -196,9 +195,8 @@ class CodeGen(Environment):
 
     def _setup(self) -> None:
         self.reward_range = (self.config.reasoning_format_penalty, 1.0)
-        options: dict[str, Any] = {"max_concurrency": self.config.num_processes}
-        if self.config.sandbox_image is not None:
-            options["image"] = self.config.sandbox_image
+        image = self.config.sandbox_image
+        options = {"max_concurrency": self.config.num_processes, **({"image": image} if image else {})}
         self.sandbox = create_sandbox(self.config.sandbox, **options)
 
     async def start(self) -> None:
@@ -251,7 +249,7 @@ class CodeGen(Environment):
         script, files = "solution.py", {"solution.py": program}
         if tests.function is not None:
             script = "call.py"
-            files = {"solution.py": program, "call.py": PRELUDE + f"FUNCTION = {tests.function!r}\n" + CALL}
+            files[script] = f"{PRELUDE}FUNCTION = {tests.function!r}\n{CALL}"
         job = {
             "tests": tests.inputs,
             "script": script,
@@ -273,18 +271,20 @@ class CodeGen(Environment):
 
 def _first_problem(result: SandboxResult, tests: Tests) -> tuple[int, str | None]:
     """(tests passed, what went wrong first)."""
-    lines = result.stdout.splitlines()
+    lines = iter(result.stdout.splitlines())
     for index, expected in enumerate(tests.outputs):
-        ended = _line(lines, index)
-        if ended is None:
+        try:
+            ended = json.loads(next(lines, ""))
+            code, out, err = ended["code"], str(ended["out"]), str(ended["err"])
+        except (ValueError, RecursionError, TypeError, KeyError):
             reason = "stopped" if result.outcome is Outcome.EXITED else result.outcome.value
             return index, f"test {index}: {reason} {result.stderr[-200:]}"
-        if ended["code"] is None and ended["err"] == "starved":
+        if code is None and err == "starved":
             raise CannotJudgeError(STARVED, f"test {index}")
-        if ended["code"] != 0:
-            return index, f"test {index}: {ended['err'][-200:]}"
-        if not _matches(ended["out"], expected, tests.function is not None):
-            return index, f"test {index}: wrong answer {ended['out'][:100]!r}, expected {expected[:100]!r}"
+        if code != 0:
+            return index, f"test {index}: {err[-200:]}"
+        if not _matches(out, expected, tests.function is not None):
+            return index, f"test {index}: wrong answer {out[:100]!r}, expected {expected[:100]!r}"
     return len(tests.outputs), None
 
 
@@ -310,20 +310,8 @@ def breaks_thinking_tags(response: Response) -> bool:
     answers = [response.text]
     if any(item.get("type") == "reasoning" for item in response.output):
         answers += [content_text(item.get("content")) for item in response.output if item.get("type") == "message"]
-    if any(tag in answer for answer in answers for tag in tags):
-        return True
-    return any(response.reasoning.count(tag) > 1 for tag in tags)
-
-
-def _line(lines: Sequence[str], index: int) -> dict[str, Any] | None:
-    if index >= len(lines):
-        return None
-    try:
-        value = json.loads(lines[index])
-    except (ValueError, RecursionError):
-        return None
-    well_formed = isinstance(value, dict) and {"code", "out", "err"} <= set(value)
-    return value if well_formed and isinstance(value["out"], str) and isinstance(value["err"], str) else None
+    stray = any(tag in answer for answer in answers for tag in tags)
+    return stray or any(response.reasoning.count(tag) > 1 for tag in tags)
 
 
 def _matches(output: str, expected: str, is_json: bool) -> bool:
@@ -336,10 +324,9 @@ def _matches(output: str, expected: str, is_json: bool) -> bool:
     if len(got) != len(want):
         return False
     try:
-        return all(mine == right or _numbers(mine) == _numbers(right) for mine, right in zip(got, want, strict=True))
+        for mine, right in zip(got, want, strict=True):
+            if mine != right and [*map(Decimal, mine.split())] != [*map(Decimal, right.split())]:
+                return False
     except InvalidOperation:
         return False
-
-
-def _numbers(line: str) -> list[Decimal]:
-    return [Decimal(token) for token in line.split()]
+    return True
