@@ -157,6 +157,17 @@ def names() -> list[str]:
     return sorted({*BUILT_IN, *(entry.name for entry in _plugins(tuple(sys.path)))})
 
 
+def unknown(name: str) -> UnknownNameError:
+    """What to say of a name that is neither an environment's nor an agent's."""
+    close = get_close_matches(name, [*names(), *AGENTS], n=3, cutoff=0.4)
+    return UnknownNameError(
+        f"no environment or agent is named `{name}`",
+        expected=f"one of {', '.join(names())}",
+        found=name,
+        hints=tuple(f"steps env show {match}" for match in close) or ("steps env list",),
+    )
+
+
 def environment_class(name: str) -> type[Environment]:
     """Import the class of an environment."""
     from nemotron_steps.environments.base import Environment
@@ -166,13 +177,7 @@ def environment_class(name: str) -> type[Environment]:
         return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
     entry = plugin(name)
     if entry is None:
-        close = get_close_matches(name, names(), n=3)
-        raise UnknownNameError(
-            f"no environment is named `{name}`",
-            expected=f"one of {', '.join(names())}",
-            found=name,
-            hints=tuple(f"environment name: {match}" for match in close),
-        )
+        raise unknown(name)
     try:
         loaded = load_object(entry.value)
     except (ImportError, AttributeError) as error:
