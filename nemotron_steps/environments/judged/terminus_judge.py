@@ -10,7 +10,7 @@ from pydantic import Field
 from nemotron_steps.environments.base import GradeResult, Response, Row, RowError, Session
 from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, blocks, last_label
 from nemotron_steps.environments.responses import json_of
-from nemotron_steps.environments.text.json_schema import problem_with, validator_of
+from nemotron_steps.environments.text.structured_outputs import problem_with, validator_of
 
 EQUAL, DIFFERENT = "[[A=B]]", "[[A!=B]]"
 
