@@ -32,12 +32,11 @@ from nemotron_steps.environments.base import (
     Environment,
     EnvironmentConfig,
     GradeResult,
-    GraderFailedError,
-    Response,
     Row,
     Session,
 )
-from nemotron_steps.environments.responses import text_of
+from nemotron_steps.environments.failures import GraderFailedError
+from nemotron_steps.environments.responses import Response, text_of
 from nemotron_steps.errors import ConfigError
 
 _TRAINERS_OWN = frozenset({"completion_ids", "prompt_ids", "trainer_state", "log_extra", "log_metric"})

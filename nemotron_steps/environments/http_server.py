@@ -125,9 +125,10 @@ class HttpServer:
     async def start(self) -> None:
         """Begin to answer, on the running loop."""
         loop = asyncio.get_running_loop()
+        bounded: Any = web.BaseRequest
         self._connections = _Connections(
             self._answer,
-            request_factory=lambda *parts: web.BaseRequest(*parts, loop, client_max_size=MAX_BODY),
+            request_factory=lambda *parts: bounded(*parts, loop, client_max_size=MAX_BODY),
             handler_cancellation=True,
             # Until a head is whole, from the connection's start or the last answer.
             keepalive_timeout=IDLE_S,

@@ -10,24 +10,17 @@ import base64
 import json
 import zlib
 from decimal import Decimal, InvalidOperation
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import (
-    CannotJudgeError,
-    Environment,
-    EnvironmentConfig,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-)
+from nemotron_steps.environments.base import GradeResult, Response, Row, Session
+from nemotron_steps.environments.failures import CannotJudgeError, RowError
 from nemotron_steps.environments.grading_pool import WALL_FACTOR
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN, content_text
+from nemotron_steps.environments.sandboxed import SandboxedConfig, SandboxedEnvironment
 from nemotron_steps.environments.text.extraction import fenced_blocks
-from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, create_sandbox
+from nemotron_steps.sandbox import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.base import MIB
 
 PYTHON_TAGS = frozenset({"", "python", "python3", "py"})
@@ -161,7 +154,7 @@ class Tests(NamedTuple):
     function: str | None
 
 
-class CodeGenConfig(EnvironmentConfig):
+class CodeGenConfig(SandboxedConfig):
     """Settings."""
 
     unit_test_timeout_secs: float = Field(10.0, gt=0.0)
@@ -172,13 +165,9 @@ class CodeGenConfig(EnvironmentConfig):
     """Reward of an answer that breaks the thinking tags, whatever its tests say."""
     num_processes: int | None = Field(None, ge=1)
     """Sandboxes at once; null for one a core."""
-    sandbox: str = "bubblewrap"
-    """Where programs run: a name of the sandbox registry, such as bubblewrap or docker."""
-    sandbox_image: str | None = None
-    """Container image, for a sandbox that has images."""
 
 
-class CodeGen(Environment):
+class CodeGen(SandboxedEnvironment):
     """See the module docstring.
 
     A row has `verifier_metadata.unit_tests`: lists `inputs` and `outputs`, and `fn_name` where a function is called.
@@ -189,21 +178,9 @@ class CodeGen(Environment):
     config_class = CodeGenConfig
     config: CodeGenConfig
 
-    @classmethod
-    def needs(cls, config: Any, row: Row | None = None) -> tuple[str, ...]:
-        return (config.sandbox,)
-
     def _setup(self) -> None:
         self.reward_range = (self.config.reasoning_format_penalty, 1.0)
-        image = self.config.sandbox_image
-        options = {"max_concurrency": self.config.num_processes, **({"image": image} if image else {})}
-        self.sandbox = create_sandbox(self.config.sandbox, **options)
-
-    async def start(self) -> None:
-        await self.sandbox.start()
-
-    async def close(self) -> None:
-        await self.sandbox.close()
+        self._make_sandbox(max_concurrency=self.config.num_processes)
 
     def check_values(self, row: Row) -> None:
         where = "verifier_metadata.unit_tests"

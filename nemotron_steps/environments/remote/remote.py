@@ -10,20 +10,17 @@ from pydantic import Field
 from nemotron_steps.environments.base import (
     FLOAT32_MAX,
     AgentRun,
-    CannotJudgeError,
     Environment,
     EnvironmentConfig,
     GradeResult,
-    GraderFailedError,
-    Response,
     Row,
-    RowError,
     Session,
     lookup,
 )
+from nemotron_steps.environments.failures import CannotJudgeError, GraderFailedError, RowError
 from nemotron_steps.environments.http_client import HttpStatusError, JsonClient, ServerUnreachableError
 from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES, notes_from
-from nemotron_steps.environments.responses import response_object, text_of
+from nemotron_steps.environments.responses import Response, response_object, text_of
 from nemotron_steps.errors import ConfigError, WorkerLostError
 
 ENVIRONMENT_UNAVAILABLE = "environment_unavailable"

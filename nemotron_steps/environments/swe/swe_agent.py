@@ -19,16 +19,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import (
-    CannotJudgeError,
-    Environment,
-    EnvironmentConfig,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-)
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Response, Row, Session
+from nemotron_steps.environments.failures import CannotJudgeError, RowError
 from nemotron_steps.environments.swe.expectations import RECORD_BYTES
 from nemotron_steps.environments.swe.grading import Graded, Grader, HiddenTests, prepared
 from nemotron_steps.environments.swe.harness import GONE, TOOLS, tests_of

@@ -338,7 +338,7 @@ class WorkplaceAssistant(Environment):
             self._loaded = {name: [] for name in FILES}
             try:
                 for name, file in FILES.items() if folder is not None else ():
-                    with Path(folder, file).open(newline="", encoding="utf-8") as handle:
+                    with Path(str(folder), file).open(newline="", encoding="utf-8") as handle:
                         self._loaded[name] = list(csv.DictReader(handle, restval=""))
                     if not self._loaded[name]:
                         raise OSError(f"{folder}/{file} holds no rows")
