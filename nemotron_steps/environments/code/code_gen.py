@@ -15,10 +15,10 @@ from typing import ClassVar, NamedTuple
 from pydantic import Field
 
 from nemotron_steps.environments.base import GradeResult, Response, Row, Session
+from nemotron_steps.environments.code.sandboxed import SandboxedConfig, SandboxedEnvironment
 from nemotron_steps.environments.failures import CannotJudgeError, RowError
 from nemotron_steps.environments.grading_pool import WALL_FACTOR
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN, content_text
-from nemotron_steps.environments.sandboxed import SandboxedConfig, SandboxedEnvironment
 from nemotron_steps.environments.text.extraction import fenced_blocks
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.base import MIB

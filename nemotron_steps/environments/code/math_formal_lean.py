@@ -22,8 +22,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from nemotron_steps.environments.base import GradeResult, Response, Row, Session
+from nemotron_steps.environments.code.sandboxed import SandboxedConfig, SandboxedEnvironment
 from nemotron_steps.environments.failures import CannotJudgeError, RowError
-from nemotron_steps.environments.sandboxed import SandboxedConfig, SandboxedEnvironment
 from nemotron_steps.environments.text.extraction import fenced_blocks
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.sandbox import Limits, Outcome

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from nemotron_steps.environments.base import GradeResult, Response, Row, Session
-from nemotron_steps.environments.sandboxed import SandboxedConfig, SandboxedEnvironment
+from nemotron_steps.environments.code.sandboxed import SandboxedConfig, SandboxedEnvironment
 from nemotron_steps.environments.text.math_with_judge import MathWithJudge, MathWithJudgeConfig
 from nemotron_steps.sandbox import Limits, Outcome
 from nemotron_steps.sandbox.base import MIB
