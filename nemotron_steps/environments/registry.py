@@ -178,26 +178,24 @@ def environment_class(name: str) -> type[Environment]:
     entry = plugin(name)
     if entry is None:
         raise unknown(name)
+    package = entry.dist.name if entry.dist is not None else "an unnamed package"
+    where = f"entry point {entry.name} = {entry.value}"
     try:
         loaded = load_object(entry.value)
     except (ImportError, AttributeError) as error:
         raise UnsupportedError(
-            f"environment `{name}` of {_package(entry)} cannot be loaded: {error}",
-            where=getattr(error, "line", None) or f"entry point {entry.name} = {entry.value}",
-            hints=(f"pip uninstall {_package(entry)}",),
+            f"environment `{name}` of {package} cannot be loaded: {error}",
+            where=getattr(error, "line", None) or where,
+            hints=(f"pip uninstall {package}",),
         ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, Environment)):
         raise ConfigError(
             f"the plug-in environment `{name}` is not an Environment class",
-            where=f"entry point {entry.name} = {entry.value}",
+            where=where,
             expected="a subclass of nemotron_steps.environments.base.Environment",
             found=repr(loaded),
         )
     return loaded
-
-
-def _package(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist is not None else "an unnamed package"
 
 
 def create(
@@ -329,16 +327,14 @@ def refuse_unread_settings(options: Options) -> None:
     for name, settings in options.items():
         if ENVIRONMENT_KEY in settings or stands_for(name) is not None:
             continue
-        nearest = misspelt(name) or next(iter(get_close_matches(name, _known(), n=1)), None)
+        nearest = misspelt(name) or next(iter(get_close_matches(name, _known(), n=1)), "NAME")
+        meant = [f"{SECTION}.{nearest}.{key}={value}" for key, value in settings.items()]
         raise ConfigError(
             f"there are settings for `{name}`, but no environment or agent has that name",
             where=f"{SECTION}.{name}",
-            expected=f"{nearest}, which is the nearest name" if nearest else f"one of {', '.join(names())}",
+            expected=f"{nearest}, or another one of {', '.join(names())}",
             found=", ".join(settings) or "no setting",
-            hints=(
-                *(f"{SECTION}.{nearest}.{key}={value}" for key, value in settings.items() if nearest),
-                f"{SECTION}.{name}.{ENVIRONMENT_KEY}=NAME   # for a new agent",
-            ),
+            hints=(*meant, f"{SECTION}.{name}.{ENVIRONMENT_KEY}=NAME   # for a new agent"),
         )
 
 
