@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.terminal import Terminal, first_sentence, number
-from nemotron_steps.environments.catalog import described, known, listed, unknown
+from nemotron_steps.environments.catalog import described, listed
 from nemotron_steps.errors import DataError, RequestError
 from nemotron_steps.session.jobs import printable
 
@@ -115,7 +115,7 @@ def serve_environment(args: argparse.Namespace) -> int:
 
 def _created(args: argparse.Namespace) -> Environment:
     """The environment that the command line asks for, with its settings and judges."""
-    from nemotron_steps.environments.registry import environment_class, resolve, settings_of
+    from nemotron_steps.environments.registry import environment_class, resolve, settings_of, unknown
 
     name = args.environment
     settings: dict[str, Any] = {}
@@ -131,7 +131,7 @@ def _created(args: argparse.Namespace) -> Environment:
             settings[key] = json.loads(text)
         except ValueError:
             settings[key] = text
-    found = resolve(name, {name: settings}) if known(name) else None
+    found = resolve(name, {name: settings})
     if found is None:
         raise unknown(name)
     environment = environment_class(found[0])(settings_of(*found), _judges(args))

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from nemotron_steps.deprecated import renamed
+from nemotron_steps.environments.failures import CannotJudgeError, GraderFailedError, RowError
 from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES, noting
 from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.environments.responses import Response, ToolCall, text_of
@@ -59,6 +60,7 @@ __all__ = [
     "Environment",
     "EnvironmentConfig",
     "GradeResult",
+    "GraderFailedError",
     "Response",
     "Row",
     "RowError",
@@ -168,36 +170,12 @@ class NoVerdictError(InvalidVerdictError):
     """Not a GradeResult at all. The class has to be fixed, whatever was answered."""
 
 
-class CannotJudgeError(Exception):
-    """Raised inside verify: no judgement was possible, and the answer is not to blame. A failed verdict."""
-
-    def __init__(self, failure: str, message: str = "", hint: str = "") -> None:
-        super().__init__(f"{failure}: {message}" if message else failure)
-        self.failure = failure
-        self.message = message
-        self.hint = hint
-
-
-class GraderFailedError(CannotJudgeError):
-    """Raised inside verify: grading ended with an error, over the answer or the row. As any exception, but named."""
-
-
 @dataclass
 class Session:
     """State of one rollout. `tools` are function tools in the Responses shape, offered to the policy."""
 
     tools: list[dict[str, Any]] = field(default_factory=list)
     state: Any = None
-
-
-class RowError(ValueError):
-    """Raised inside check_values: one field of a row is unusable. check_row adds file and line."""
-
-    def __init__(self, field_name: str, expected: str, found: str) -> None:
-        super().__init__(f"{field_name}: expected {expected}, found {found}")
-        self.field_name = field_name
-        self.expected = expected
-        self.found = found
 
 
 class Environment(ABC):

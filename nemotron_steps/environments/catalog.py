@@ -22,9 +22,9 @@ from nemotron_steps.environments.registry import (
     names,
     plugin,
     resolve,
-    stands_for,
+    unknown,
 )
-from nemotron_steps.errors import UnknownNameError, UnsupportedError
+from nemotron_steps.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -132,25 +132,6 @@ def described(name: str) -> Described:
         settings=_settings(config),
         agents=agents_of(environment),
     )
-
-
-def unknown(name: str) -> UnknownNameError:
-    """What to say of a name that is neither an environment's nor an agent's."""
-    from difflib import get_close_matches
-
-    known = [*names(), *AGENTS]
-    close = get_close_matches(name, known, n=3, cutoff=0.4)
-    return UnknownNameError(
-        f"no environment or agent is named `{name}`",
-        expected="a name that `steps env list` shows",
-        found=name,
-        hints=tuple(f"steps env show {match}" for match in close) or ("steps env list",),
-    )
-
-
-def known(name: str) -> bool:
-    """Whether a name stands for an environment or an agent, without importing it."""
-    return stands_for(name) is not None
 
 
 def _summary(reference: str) -> str:

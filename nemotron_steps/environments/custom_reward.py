@@ -32,12 +32,11 @@ from nemotron_steps.environments.base import (
     Environment,
     EnvironmentConfig,
     GradeResult,
-    GraderFailedError,
-    Response,
     Row,
     Session,
 )
-from nemotron_steps.environments.responses import text_of
+from nemotron_steps.environments.failures import GraderFailedError
+from nemotron_steps.environments.responses import Response, text_of
 from nemotron_steps.errors import ConfigError
 
 _TRAINERS_OWN = frozenset({"completion_ids", "prompt_ids", "trainer_state", "log_extra", "log_metric"})
@@ -159,17 +158,16 @@ def _called(function: Callable[..., Any], known: dict[str, Any]) -> Any:
 def _refuse_unfillable(function: Callable[..., Any], name: str) -> None:
     """ConfigError for a function that wants what only a trainer in its own process has."""
     try:
-        signature = inspect.signature(function)
+        parameters = inspect.signature(function).parameters.values()
     except ValueError:  # of a function in C that does not say
         return
-    empty = [each.name for each in signature.parameters.values() if each.default is each.empty]
-    if required := [name for name in empty if name in _TRAINERS_OWN]:
+    required = [each.name for each in parameters if each.default is each.empty and each.name in _TRAINERS_OWN]
+    if required:
         plain = name.rpartition(":")[2]
         raise ConfigError(
             f"the reward function takes {' and '.join(required)}, which it is not given",
             where=name,
-            expected="f(prompts, completions, **columns): texts or messages, and columns of the rows",
-            found=f"{plain}{signature}",
+            expected="texts or messages, and columns of the rows",
             hints=(f"def {plain}(prompts, completions, **columns)",),
         )
 
@@ -191,38 +189,32 @@ def _number(reward: Any, function: str) -> float:
 def load(function: str) -> Callable[..., Any]:
     """The function of a name."""
     place, _, name = function.rpartition(":")
-    path = Path(place) if place.endswith(".py") else None
     try:
-        if path is not None:
-            status = path.stat()
-            module: Any = _module_of(path, (status.st_ctime_ns, status.st_size))
+        if place.endswith(".py"):
+            status = Path(place).stat()
+            module: Any = _module_of(Path(place), (status.st_ctime_ns, status.st_size))
         else:
             module = importlib.import_module(place)
     except Exception as error:  # the user's own code may raise anything
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
         raise ConfigError(
-            f"the reward function's {'file' if path is not None else 'module'} does not load",
+            f"the reward function's {'file' if place.endswith('.py') else 'module'} does not load",
             where=place,
             found=f"{type(error).__name__}: {error}",
-            hints=(
-                *((f"pip install {error.name}",) if isinstance(error, ModuleNotFoundError) and error.name else ()),
-                "reward=FILE.py:FUNCTION",
-            ),
+            hints=(*((f"pip install {missing}",) if missing else ()), "reward=FILE.py:FUNCTION"),
         ) from error
     found = module
     for part in name.split("."):
         found = getattr(found, part, None)
-    if found is None:
-        defined = vars(module).items() if path is not None else ()
-        there = [each for each, value in defined if inspect.isfunction(value) and not each.startswith("_")]
+    if not callable(found):
+        there = [each for each, value in vars(module).items() if inspect.isfunction(value) and each[0] != "_"]
         raise ConfigError(
-            f"there is no function '{name}'",
+            f"there is no function '{name}'" if found is None else f"'{name}' is not a function",
             where=place,
-            expected=", ".join(there) or "a function of that name",
+            expected=", ".join(there[:20]) or "a function of that name",
             found=name,
             hints=tuple(f"reward={place}:{each}" for each in there[:3]),
         )
-    if not callable(found):
-        raise ConfigError(f"'{name}' is not a function", where=place, found=type(found).__name__)
     return found  # type: ignore[no-any-return]
 
 

@@ -90,8 +90,7 @@ class GradingPool:
     def _ended(self, code: int | None) -> Exception:
         """What became of a helper that has ended over a call."""
         if code in (OUT_OF_MEMORY, -signal.SIGPROF):
-            used_up = "memory" if code == OUT_OF_MEMORY else "processor time"
-            return GraderFailedError(VERIFIER_TIMEOUT, f"{self._name}: it used up its {used_up}")
+            return GraderFailedError(VERIFIER_TIMEOUT, f"{self._name}: its processor time or memory is used up")
         if code not in FROM_OUTSIDE:
             return GraderFailedError(VERIFIER_CRASHED, f"{self._name}: exit code {code}")
         return self._lost("died", f"exit code {code}")
@@ -152,10 +151,7 @@ def serve(parent: int, seconds: float, name: str) -> None:
         try:
             reply = json.dumps({"value": grade(*json.loads(line))})
         except MemoryError:
-            try:
-                traceback.print_exc()
-            finally:
-                os._exit(OUT_OF_MEMORY)
+            os._exit(OUT_OF_MEMORY)
         except Exception:
             reply = json.dumps({"error": traceback.format_exc(limit=-2)[-1000:]})
         channel.write(reply + "\n")

@@ -52,12 +52,7 @@ class HttpStatusError(Exception):
 
 
 class ServerUnreachableError(Exception):
-    """No usable answer within the retries; carries the last cause. `over_request`: the servers took the request, and
-    failed or did not end every time, so it may be what they fail over."""
-
-    def __init__(self, message: str, over_request: bool = False) -> None:
-        super().__init__(message)
-        self.over_request = over_request
+    """No usable answer within the retries; carries the last cause."""
 
 
 class _NoAnswerError(ServerUnreachableError):
@@ -187,7 +182,7 @@ class JsonClient:
     async def _request(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> tuple[Any, str | None]:
-        cause, over_request = "", True
+        cause = ""
         for attempt in range(self._retries + 1):
             if attempt:
                 pause = min(30.0, self._backoff_s * 2 ** (attempt - 1))
@@ -195,20 +190,20 @@ class JsonClient:
             try:
                 status, raw, cookies = await self._on_loop(self._attempt(method, path, body, headers))
             except _NoAnswerError as error:
-                cause, over_request = str(error), over_request and error.over_request
+                cause = str(error)
                 continue
             if status >= 300:
                 raise HttpStatusError(status, raw.decode(errors="replace"))
             try:
                 return json.loads(raw), cookies
             except ValueError:
-                cause, over_request = f"answer is not JSON: {raw[:200]!r}", False
+                cause = f"answer is not JSON: {raw[:200]!r}"
             except RecursionError as error:
                 raise HttpStatusError(status, "the answer is nested too deep") from error
         message = f"{self.base_url}{path} failed {self._retries + 1} times ({cause})"
         if len(self._servers) > 1:
             message = f"none of {len(self._servers)} servers answers {path} ({cause})"
-        raise ServerUnreachableError(message, over_request)
+        raise ServerUnreachableError(message)
 
     async def _on_loop(self, work: Coroutine[Any, Any, Value]) -> Value:
         if self._closed:
@@ -228,7 +223,7 @@ class JsonClient:
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> tuple[int, bytes, str | None]:
         """Status, body and new cookies of the first answer; no status is in RETRIED_STATUS."""
-        causes, over_request = {}, True
+        causes = {}
         async with self._free:
             for server in self._in_order():
                 server.in_flight += 1
@@ -236,22 +231,21 @@ class JsonClient:
                     sent = {**self._headers, **headers}
                     answer = await _ask(method, server.url + path, body, sent, self._timeout_s)
                 except _NoAnswerError as error:
-                    cause, may_be_over = str(error), error.over_request
+                    cause = str(error)
                 else:
                     if answer[0] not in RETRIED_STATUS:
                         server.lost_until = 0.0
                         return answer
-                    cause, may_be_over = f"HTTP {answer[0]}: {answer[1][:200]!r}", answer[0] == 500
+                    cause = f"HTTP {answer[0]}: {answer[1][:200]!r}"
                 finally:
                     server.in_flight -= 1
-                causes[server.url], over_request = cause, over_request and may_be_over
+                causes[server.url] = cause
                 now = time.monotonic()
                 if len(self._servers) > 1 and server.lost_until < now:
                     _LOG.warning("%s gives no answer (%s); the others are asked", server.url, cause)
                 server.lost_until = now + LOST_FOR_S
-        if len(causes) == 1:
-            raise _NoAnswerError(cause, over_request)
-        raise _NoAnswerError("; ".join(f"{url}: {cause}" for url, cause in causes.items()), over_request)
+        told = [f"{url}: {cause}" for url, cause in causes.items()]
+        raise _NoAnswerError("; ".join(told) if len(told) > 1 else cause)
 
     def _in_order(self) -> list[_Server]:
         """Whom to ask: the least loaded first, equal ones in turn, lost ones last."""
@@ -282,7 +276,7 @@ async def _ask(
                 pairs = [value.split(";", 1)[0] for value in answer.headers.getall("Set-Cookie", [])]
                 return answer.status, bytes(raw), "; ".join(pairs) or None
     except TimeoutError as error:
-        raise _NoAnswerError(f"no answer within {timeout_s:g} s", over_request=True) from error
+        raise _NoAnswerError(f"no answer within {timeout_s:g} s") from error
     except (aiohttp.ClientError, OSError) as error:
         raise _NoAnswerError(f"{type(error).__name__}: {error}") from error
 

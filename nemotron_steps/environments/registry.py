@@ -156,6 +156,17 @@ def names() -> list[str]:
     return sorted({*BUILT_IN, *(entry.name for entry in _plugins(tuple(sys.path)))})
 
 
+def unknown(name: str) -> UnknownNameError:
+    """What to say of a name that is neither an environment's nor an agent's."""
+    close = get_close_matches(name, [*names(), *AGENTS], n=3, cutoff=0.4)
+    return UnknownNameError(
+        f"no environment or agent is named `{name}`",
+        expected=f"one of {', '.join(names())}",
+        found=name,
+        hints=tuple(f"steps env show {match}" for match in close) or ("steps env list",),
+    )
+
+
 def environment_class(name: str) -> type[Environment]:
     """Import the class of an environment."""
     from nemotron_steps.environments.base import Environment
@@ -165,41 +176,25 @@ def environment_class(name: str) -> type[Environment]:
         return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
     entry = plugin(name)
     if entry is None:
-        close = get_close_matches(name, names(), n=3)
-        raise UnknownNameError(
-            f"no environment is named `{name}`",
-            expected=f"one of {', '.join(names())}",
-            found=name,
-            hints=tuple(f"environment name: {match}" for match in close),
-        )
-    rivals = {each.value: each for each in _plugins(tuple(sys.path)) if each.name == name}
-    if len(rivals) > 1:
-        packages = sorted(map(_package, rivals.values()))
-        raise ConfigError(
-            f"several installed packages bring an environment `{name}`",
-            found=", ".join(packages),
-            hints=tuple(f"pip uninstall {package}" for package in packages),
-        )
+        raise unknown(name)
+    package = entry.dist.name if entry.dist is not None else "an unnamed package"
+    where = f"entry point {entry.name} = {entry.value}"
     try:
         loaded = load_object(entry.value)
     except (ImportError, AttributeError) as error:
         raise UnsupportedError(
-            f"environment `{name}` of {_package(entry)} cannot be loaded: {error}",
-            where=getattr(error, "line", None) or f"entry point {entry.name} = {entry.value}",
-            hints=(f"pip uninstall {_package(entry)}",),
+            f"environment `{name}` of {package} cannot be loaded: {error}",
+            where=getattr(error, "line", None) or where,
+            hints=(f"pip uninstall {package}",),
         ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, Environment)):
         raise ConfigError(
             f"the plug-in environment `{name}` is not an Environment class",
-            where=f"entry point {entry.name} = {entry.value}",
+            where=where,
             expected="a subclass of nemotron_steps.environments.base.Environment",
             found=repr(loaded),
         )
     return loaded
-
-
-def _package(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist is not None else "an unnamed package"
 
 
 def create(
@@ -331,16 +326,14 @@ def refuse_unread_settings(options: Options) -> None:
     for name, settings in options.items():
         if ENVIRONMENT_KEY in settings or stands_for(name) is not None:
             continue
-        nearest = misspelt(name) or next(iter(get_close_matches(name, _known(), n=1)), None)
+        nearest = misspelt(name) or next(iter(get_close_matches(name, _known(), n=1)), "NAME")
+        meant = [f"{SECTION}.{nearest}.{key}={value}" for key, value in settings.items()]
         raise ConfigError(
             f"there are settings for `{name}`, but no environment or agent has that name",
             where=f"{SECTION}.{name}",
-            expected=f"{nearest}, which is the nearest name" if nearest else f"one of {', '.join(names())}",
+            expected=f"{nearest}, or another one of {', '.join(names())}",
             found=", ".join(settings) or "no setting",
-            hints=(
-                *(f"{SECTION}.{nearest}.{key}={value}" for key, value in settings.items() if nearest),
-                f"{SECTION}.{name}.{ENVIRONMENT_KEY}=NAME   # for a new agent",
-            ),
+            hints=(*meant, f"{SECTION}.{name}.{ENVIRONMENT_KEY}=NAME   # for a new agent"),
         )
 
 

@@ -21,19 +21,12 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import (
-    CannotJudgeError,
-    Environment,
-    EnvironmentConfig,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-)
+from nemotron_steps.environments.base import GradeResult, Response, Row, Session
+from nemotron_steps.environments.code.sandboxed import SandboxedConfig, SandboxedEnvironment
+from nemotron_steps.environments.failures import CannotJudgeError, RowError
 from nemotron_steps.environments.text.extraction import fenced_blocks
 from nemotron_steps.errors import UnsupportedError
-from nemotron_steps.sandbox import Limits, Outcome, create_sandbox
+from nemotron_steps.sandbox import Limits, Outcome
 from nemotron_steps.sandbox.base import MIB
 
 LEAN_TAGS = (frozenset({"lean", "lean4"}), frozenset({"tactics"}), frozenset({""}))
@@ -60,7 +53,7 @@ _PROOF_BEGIN = re.compile(r"\s*+(?::=|(?=by\b))")
 _BODY = re.compile(r"[(\[{⟨]|[)\]}⟩]|:=")
 
 
-class MathFormalLeanConfig(EnvironmentConfig):
+class MathFormalLeanConfig(SandboxedConfig):
     """Settings."""
 
     max_corrections: int = Field(0, ge=0, le=2)
@@ -71,13 +64,9 @@ class MathFormalLeanConfig(EnvironmentConfig):
     """Processor seconds of one Lean process."""
     lean_memory_mib: int = Field(16384, gt=0)
     """Of one Lean process."""
-    sandbox: str = "bubblewrap"
-    """Where Lean runs: a name of the sandbox registry, such as bubblewrap or docker."""
-    sandbox_image: str | None = None
-    """Container image with Lean, for a sandbox that has images."""
 
 
-class MathFormalLean(Environment):
+class MathFormalLean(SandboxedEnvironment):
     """See the module docstring.
 
     A row has `header` (imports) and `formal_statement` (the theorem up to `:= by`), texts.
@@ -102,8 +91,7 @@ class MathFormalLean(Environment):
             prefix = told.stdout.strip()
         shown = tuple(filter(None, (prefix, folder)))
         image = self.config.sandbox_image
-        options: dict[str, Any] = {"image": image} if image else {"read_only": shown}
-        self.sandbox = create_sandbox(self.config.sandbox, **options)
+        self._make_sandbox(**({} if image else {"read_only": shown}))
         self._found = bool(prefix or image)
         tools = f"{prefix}/bin/" if prefix else ""
         self._lean = [f"{tools}lake", "--dir", folder, "env", f"{tools}lean"] if folder else [f"{tools}lean"]
@@ -130,9 +118,6 @@ class MathFormalLean(Environment):
                 "https://lean-lang.org/install, then env.math_formal_lean.lean_project=FOLDER",
             ),
         )
-
-    async def close(self) -> None:
-        await self.sandbox.close()
 
     def check_values(self, row: Row) -> None:
         statement = str(row["formal_statement"])

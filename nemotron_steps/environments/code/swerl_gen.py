@@ -7,6 +7,7 @@ Everything runs in the row's container image of the repository; this package shi
 """
 
 import asyncio
+import difflib
 import hashlib
 import json
 import re
@@ -16,16 +17,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import (
-    CannotJudgeError,
-    Environment,
-    EnvironmentConfig,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-)
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Response, Row, Session
+from nemotron_steps.environments.failures import CannotJudgeError, RowError
 from nemotron_steps.environments.swe.grading import Grader, Ready, test_modules
 from nemotron_steps.environments.swe.harness import tests_of
 from nemotron_steps.environments.text.extraction import fenced_blocks
@@ -43,7 +36,6 @@ REPRODUCED = {"as it is": 2, "mended": 0}
 REPOSITORY = "/testbed"
 
 MAX_EDITS = 200
-CONTEXT = 3
 
 _PATCHED = re.compile(r"^\+\+\+ b/(\S+\.py)$", re.MULTILINE)
 _PATH = re.compile(r"###\s*(\S+)\s*")
@@ -85,29 +77,31 @@ class SwerlGen(Environment):
         await check_engine(self.config.engine)
 
     def check_values(self, row: Row) -> None:
-        if row["mode"] not in ("eval", "repro-gen"):
+        needed = {"eval": ("FAIL_TO_PASS", "PASS_TO_PASS", "test_script"), "repro-gen": ("patch",)}
+        if row["mode"] not in needed:
             raise RowError("mode", "eval or repro-gen", repr(row["mode"]))
-        needed = ["patch"] if row["mode"] == "repro-gen" else ["FAIL_TO_PASS", "PASS_TO_PASS", "test_script"]
-        for key in needed:
-            if not row["instance"].get(key):
-                raise RowError(f"instance.{key}", "a value", "nothing")
-        if row["mode"] == "eval":
-            try:
+        key = "metadata.relevant_file_contents"
+        try:
+            if row["mode"] == "eval":
                 files_of(row)
-            except (KeyError, ValueError, TypeError, AttributeError) as error:
-                raise RowError("metadata.relevant_file_contents", "an object, or one as JSON", repr(error)) from error
-            for key in ("FAIL_TO_PASS", "PASS_TO_PASS"):
-                try:
-                    tests_of(row["instance"], key)
-                except (ValueError, TypeError) as error:
-                    raise RowError(f"instance.{key}", "a list of tests, or one as JSON", repr(error)) from error
+            for name in needed[row["mode"]]:
+                key = f"instance.{name}"
+                if not row["instance"].get(name):
+                    raise RowError(key, "a value", "nothing")
+                if name.endswith("TO_PASS"):
+                    tests_of(row["instance"], name)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            if isinstance(error, RowError):
+                raise
+            raise RowError(key, "an object or a list of tests, perhaps as JSON", repr(error)) from error
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         if row["mode"] == "repro-gen":
             return await self._reproduction(row, response.text)
         body = solution_of(response.text, relaxed=self.config.relaxed_formatting)
         strip = 1 if row["metadata"].get("remove_repo_name") else 0
-        patch = None if body is None else make_patch(files_of(row), body, strip)
+        # In a helper, as difflib takes quadratic time.
+        patch = None if body is None else await self.in_helper(make_patch, files_of(row), body, strip)
         if patch is None:
             return GradeResult(0.0, {"extracted": 0.0})
         instance = row["instance"]
@@ -240,38 +234,15 @@ def make_patch(files: Mapping[str, str], body: str, strip: int = 0) -> str | Non
         if path not in files or not search or begin == -1 or search == replacement:
             return None
         places.setdefault(path, []).append((begin, begin + len(search), replacement))
-    pieces = []
+    pieces: list[str] = []
     for path, found in places.items():
         changed = files[path]
         for begin, end, replacement in sorted(found, reverse=True):
             changed = changed[:begin] + replacement + changed[end:]
-        pieces.append(_file_diff("/".join(path.split("/")[strip:]), _lines(files[path]), _lines(changed)))
-    return "".join(pieces) or None
-
-
-def _lines(text: str) -> list[str]:
-    parts = text.split("\n")
-    return [f"{line}\n" for line in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
-
-
-def _file_diff(path: str, old: list[str], new: list[str]) -> str:
-    """One hunk from the first line that differs to the last: linear, where the shortest diff is not."""
-    if old == new:
-        return ""
-    shared = min(len(old), len(new))
-    head = next((i for i in range(shared) if old[i] != new[i]), shared)
-    tail = next((i for i in range(shared - head) if old[-1 - i] != new[-1 - i]), shared - head)
-    begin, end = max(0, head - CONTEXT), min(len(old), len(old) - tail + CONTEXT)
-    lines = [
-        *(f" {line}" for line in old[begin:head]),
-        *(f"-{line}" for line in old[head : len(old) - tail]),
-        *(f"+{line}" for line in new[head : len(new) - tail]),
-        *(f" {line}" for line in old[len(old) - tail : end]),
-    ]
-    counts = end - begin, end - begin + len(new) - len(old)
-    spans = [f"{begin + 1 if count else begin},{count}" for count in counts]
-    ended = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-    return f"--- a/{path}\n+++ b/{path}\n@@ -{spans[0]} +{spans[1]} @@\n{''.join(ended)}"
+        name = "/".join(path.split("/")[strip:])
+        old, new = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (files[path], changed))
+        pieces += difflib.unified_diff(old, new, f"a/{name}", f"b/{name}", n=3)
+    return "".join(p if p.endswith("\n") else f"{p}\n\\ No newline at end of file\n" for p in pieces) or None
 
 
 def resolution(passed: Set[str], fail_to_pass: Set[str], pass_to_pass: Set[str]) -> float:

@@ -83,6 +83,7 @@ class HttpJudge:
         api_key_env: environment variable holding the bearer token; the token itself never enters a config.
         seed: sent with every question, whose name (QuestionLabels) goes into the X-Request-Id header: this package's
             endpoint then answers as the same judge in the process would. None sends neither.
+        options: as JsonClient's: timeout_s, retries, backoff_s, max_concurrency.
     """
 
     def __init__(
@@ -91,28 +92,14 @@ class HttpJudge:
         model: str,
         *,
         api_key_env: str | None = None,
-        timeout_s: float = 600.0,
-        retries: int = 3,
-        backoff_s: float = 0.5,
-        max_concurrency: int = 64,
         seed: int | None = None,
+        **options: Any,
     ) -> None:
         self.model = model
         self._seed = seed
         self._labels = QuestionLabels()
-        self._client = JsonClient(
-            base_url,
-            ready_path="/models",
-            headers=_authorization(api_key_env),
-            timeout_s=timeout_s,
-            retries=retries,
-            backoff_s=backoff_s,
-            max_concurrency=max_concurrency,
-        )
-
-    def start_step(self, step: str) -> None:
-        """Name the training step that the following questions belong to."""
-        self._labels.start_step(step)
+        self.start_step = self._labels.start_step
+        self._client = JsonClient(base_url, ready_path="/models", headers=_authorization(api_key_env), **options)
 
     def wait_until_ready(self, timeout_s: float = 600.0) -> None:
         """Return once the server, or the first replica, lists its models; blocks."""
@@ -127,8 +114,8 @@ class HttpJudge:
 
     async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
         """See Judge.complete."""
-        body: dict[str, Any] = {"model": self.model, "messages": list(messages)}
-        body |= {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
+        sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
+        body: dict[str, Any] = {"model": self.model, "messages": list(messages), **sampling}
         headers: dict[str, str] = {}
         if self._seed is not None:
             body["seed"] = self._seed
@@ -172,15 +159,13 @@ def _listed_model(client: JsonClient) -> str:
             raise TypeError(f"its first id is {text_of(name, 200, repr)}")
         return name
     except (ServerUnreachableError, HttpStatusError, KeyError, IndexError, TypeError) as error:
+        answers = "--judge http://HOST:PORT/v1   # of a server that answers"
         raise JudgeUnavailableError(
             "a judge's server lists no model",
             where=f"{client.base_url}/models",
             expected='{"data": [{"id": "NAME"}]}',
             found=str(error),
-            hints=(
-                "--judge http://HOST:PORT/v1   # of a server that answers",
-                f"curl {client.base_urls[0]}/models   # what this one says",
-            ),
+            hints=(answers, f"curl {client.base_urls[0]}/models   # what this one says"),
         ) from error
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from nemotron_steps.environments.base import GradeResult, Response, Row, RowError, Session
 from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, blocks, last_label
 from nemotron_steps.environments.responses import json_of
-from nemotron_steps.environments.text.json_schema import problem_with, validator_of
+from nemotron_steps.environments.text.structured_outputs import problem_with, validator_of
 
 EQUAL, DIFFERENT = "[[A=B]]", "[[A!=B]]"
 
@@ -93,14 +93,13 @@ class TerminusJudge(JudgedEnvironment):
         problem = problem_with(step, validator_of(SCHEMAS[row["metadata"]["harness"]]))
         if problem is not None:
             return GradeResult(0.0, details={"gate": "schema", "problem": problem})
-        if _complete(step) != _complete(expected):
+        done, wanted_done = (bool(s.get("task_complete") or s.get("is_task_complete")) for s in (step, expected))
+        if done != wanted_done:
             return GradeResult(0.0, details={"gate": "task_complete"})
         threshold = row.get("threshold")
         threshold = self.config.string_similarity_threshold if threshold is None else threshold
         wanted, given = keystrokes(expected), keystrokes(step)
-        if not wanted or not given:
-            score = float(wanted == given)
-        elif max(len(wanted), len(given)) <= INLINE_LENGTH:
+        if max(len(wanted), len(given)) <= INLINE_LENGTH:
             score = matching_ratio(wanted, given, threshold)
         else:
             score = float(await self.in_helper(matching_ratio, wanted, given, threshold))
@@ -122,12 +121,10 @@ def keystrokes(step: dict[str, Any]) -> str:
     return "".join(command["keystrokes"] for command in step["commands"])
 
 
-def _complete(step: dict[str, Any]) -> bool:
-    return bool(step.get("task_complete") or step.get("is_task_complete"))
-
-
 def matching_ratio(first: str, second: str, floor: float) -> float:
     """difflib's ratio, quadratic or worse; where it is below `floor`, any linear-time bound that is below it too."""
+    if not first or not second:
+        return float(first == second)
     matcher = SequenceMatcher(None, first, second)
     for bound in (matcher.real_quick_ratio, matcher.quick_ratio):
         if bound() < floor:

@@ -10,20 +10,17 @@ from pydantic import Field
 from nemotron_steps.environments.base import (
     FLOAT32_MAX,
     AgentRun,
-    CannotJudgeError,
     Environment,
     EnvironmentConfig,
     GradeResult,
-    GraderFailedError,
-    Response,
     Row,
-    RowError,
     Session,
     lookup,
 )
+from nemotron_steps.environments.failures import CannotJudgeError, GraderFailedError, RowError
 from nemotron_steps.environments.http_client import HttpStatusError, JsonClient, ServerUnreachableError
 from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES, notes_from
-from nemotron_steps.environments.responses import response_object, text_of
+from nemotron_steps.environments.responses import Response, response_object, text_of
 from nemotron_steps.errors import ConfigError, WorkerLostError
 
 ENVIRONMENT_UNAVAILABLE = "environment_unavailable"
@@ -134,15 +131,13 @@ class RemoteEnvironment(Environment):
         return WorkerLostError(message, where=url, found=str(error), hints=(f"curl {url}/",))
 
     async def _judged(self, path: str, body: Any, cookies: str | None = None) -> Any:
-        """A server's answer. An error over a request may be its answer's fault (Environment); a server that is not
-        there, or busy, is no answer's."""
+        """A server's answer. A request that is refused may be its answer's fault (Environment)."""
         try:
             return (await self.client.post(path, body, cookies=cookies))[0]
         except HttpStatusError as error:
             raise GraderFailedError(ENVIRONMENT_REFUSED, str(error)) from error
         except ServerUnreachableError as error:
-            kind = GraderFailedError if error.over_request else CannotJudgeError
-            raise kind(ENVIRONMENT_UNAVAILABLE, str(error)) from error
+            raise CannotJudgeError(ENVIRONMENT_UNAVAILABLE, str(error)) from error
 
     def _verdict(self, answer: Any) -> GradeResult:
         """A server's answer as a verdict. A reward beside a `failure` does not count; `failure_reason` only names one,

@@ -16,7 +16,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any, Self
 from urllib.parse import unquote
 
-from nemotron_steps.environments.base import Environment, GradeResult, Session
+from nemotron_steps.environments.base import Environment, Session
 from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.responses import Response
@@ -132,17 +132,13 @@ class EnvironmentServer:
                 (verdict,) = await self.environment.judge_group(body, [response], [session])
             finally:
                 await self.environment.release(session)
-            return Reply(200, {**body, **_as_json(verdict)})
+            masked: dict[str, Any] = {}
+            if (failure := verdict.failure) is not None:
+                masked = {"failure_kind": failure, "failure_reason": failure, "mask_sample": True}
+                masked["instance_config"] = {"mask_sample": True}
+            return Reply(200, {**body, **vars(verdict), **masked})
         return Reply(404, {"error": f"no session for tool {path!r}; POST /seed_session first and send its cookie"})
 
 
 def _set_cookie(key: str) -> tuple[tuple[str, str], ...]:
     return (("Set-Cookie", f"{COOKIE}={key}; HttpOnly; SameSite=Strict"),)
-
-
-def _as_json(verdict: GradeResult) -> dict[str, Any]:
-    failure = verdict.failure
-    if failure is None:
-        return vars(verdict)
-    masked = {"failure_kind": failure, "failure_reason": failure, "mask_sample": True}
-    return {**vars(verdict), **masked, "instance_config": {"mask_sample": True}}

@@ -11,7 +11,6 @@ A row has SWE-bench's fields (instance_id, repo, base_commit, patch, test_patch,
 
 import hashlib
 import json
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,18 +19,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import (
-    CannotJudgeError,
-    Environment,
-    EnvironmentConfig,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-)
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Response, Row, Session
+from nemotron_steps.environments.failures import CannotJudgeError, RowError
 from nemotron_steps.environments.swe.expectations import RECORD_BYTES
-from nemotron_steps.environments.swe.grading import Grader, HiddenTests, prepared
+from nemotron_steps.environments.swe.grading import Graded, Grader, HiddenTests, prepared
 from nemotron_steps.environments.swe.harness import GONE, TOOLS, tests_of
 from nemotron_steps.environments.swe.working_copy import Changes, FilesCopy, ImageCopy, WorkingCopy
 from nemotron_steps.sandbox.base import MIB, Limits, Outcome
@@ -43,8 +34,6 @@ AGENT_OUT_OF_MEMORY = "agent_out_of_memory"
 TESTS_TIMEOUT = "tests_timeout"
 TESTS_OUT_OF_MEMORY = "tests_out_of_memory"
 NO_WORKING_COPY = "no_working_copy"
-
-REMEMBERED = 4096
 
 
 class SweAgentConfig(EnvironmentConfig):
@@ -107,7 +96,6 @@ class SweAgent(Environment):
     def _setup(self) -> None:
         self._bubblewrap = BubblewrapSandbox(self.config.max_concurrency, self.config.read_only)
         self._grader = Grader()
-        self._verdicts: OrderedDict[str, GradeResult] = OrderedDict()
 
     def check_values(self, row: Row) -> None:
         for key in ("FAIL_TO_PASS", "PASS_TO_PASS"):
@@ -188,8 +176,15 @@ class SweAgent(Environment):
             details["unread"] = changes.unread
         if not changes:
             return GradeResult(0.0, components, details=details)
-        verdict = await self._graded(row, changes)
-        return GradeResult(verdict.reward, {**components, **verdict.components}, details={**details, **verdict.details})
+        graded = await self._graded(row, changes)
+        if graded is None:
+            details["tests"] = "the code under test ended the sandbox"
+            return GradeResult(0.0, components, details=details)
+        asked = tests_of(row, "FAIL_TO_PASS")
+        failed = (asked | tests_of(row, "PASS_TO_PASS")) - graded.passed
+        components["proved"] = len(asked & graded.proved) / len(asked)
+        details["not_passed"] = sorted(failed)[:20]
+        return GradeResult(float(not failed and graded.applied), components, details=details)
 
     async def release(self, session: Session) -> None:
         agent: _Agent | None = session.state
@@ -197,12 +192,9 @@ class SweAgent(Environment):
             copy, agent.copy = agent.copy, None
             await copy.session.__aexit__(None, None, None)
 
-    async def _graded(self, row: Row, changes: Changes) -> GradeResult:
+    async def _graded(self, row: Row, changes: Changes) -> Graded | None:
+        """How the tests go; None where the code under test ended their sandbox."""
         task = hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()
-        key = f"{task} {changes.digest}"
-        if key in self._verdicts:
-            self._verdicts.move_to_end(key)
-            return self._verdicts[key]
         tests = HiddenTests.of(row, self.config.test_command)
         wall_s = self.config.tests_timeout_s + self.config.command_timeout_s
         session = partial(self._session, row, wall_s, output_bytes=2 * RECORD_BYTES)
@@ -214,18 +206,10 @@ class SweAgent(Environment):
                 raise CannotJudgeError(TESTS_OUT_OF_MEMORY, "while the tests ran") from error
             if error.outcome is Outcome.TIMEOUT:
                 raise CannotJudgeError(TESTS_TIMEOUT, "while the tests ran") from error
-            return GradeResult(0.0, details={"tests": "the code under test ended the sandbox"})
+            return None
         if graded.outcome is Outcome.TIMEOUT:
             raise CannotJudgeError(TESTS_TIMEOUT, f"after {self.config.tests_timeout_s:.0f} s")
-        asked = tests_of(row, "FAIL_TO_PASS")
-        wanted = asked | tests_of(row, "PASS_TO_PASS")
-        proved = len(asked & graded.proved) / len(asked)
-        failed = sorted(wanted - graded.passed)[:20]
-        verdict = GradeResult(float(not failed and graded.applied), {"proved": proved}, details={"not_passed": failed})
-        self._verdicts[key] = verdict
-        if len(self._verdicts) > REMEMBERED:
-            self._verdicts.popitem(last=False)
-        return verdict
+        return graded
 
     def _copy_in(self, row: Row, session: ServedSession) -> WorkingCopy:
         shown = self.config.shown_characters
@@ -243,16 +227,14 @@ class SweAgent(Environment):
             scratch_bytes=self.config.disk_mib * MIB,
             output_bytes=output_bytes,
         )
+        command_s, slots = self.config.command_timeout_s, self._bubblewrap.slots
         if row.get("files") is not None:
-            return BubblewrapSession(self._bubblewrap, limits=limits, command_s=self.config.command_timeout_s)
-        engine, image, slots = self.config.engine, self._image(row), self._bubblewrap.slots
-        return ContainerSession(engine, image, slots, limits=limits, command_s=self.config.command_timeout_s)
+            return BubblewrapSession(self._bubblewrap, limits=limits, command_s=command_s)
+        return ContainerSession(self.config.engine, self._image(row), slots, limits=limits, command_s=command_s)
 
     def _image(self, row: Row) -> str:
-        image = row.get("image") or row.get("image_name") or row.get("docker_image")
-        if image:
-            return str(image)
-        return (self.config.image or "").replace("{instance_id}", str(row["instance_id"]))
+        own = row.get("image") or row.get("image_name") or row.get("docker_image")
+        return str(own or (self.config.image or "").replace("{instance_id}", str(row["instance_id"])))
 
     @staticmethod
     def _refuse_used_up(outcome: Outcome) -> None:

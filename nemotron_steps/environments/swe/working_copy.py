@@ -90,12 +90,6 @@ class Changes:
     left_out: tuple[str, ...] = ()
     unread: str = ""
 
-    @property
-    def digest(self) -> str:
-        """The same for the same changes."""
-        text = repr((sorted(self.files.items()), self.patch))
-        return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-
     def __bool__(self) -> bool:
         return bool(self.files) or bool(self.patch)
 

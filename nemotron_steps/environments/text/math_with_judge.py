@@ -8,15 +8,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import (
-    CannotJudgeError,
-    EnvironmentConfig,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-)
+from nemotron_steps.environments.base import EnvironmentConfig, GradeResult, Response, Row, Session
+from nemotron_steps.environments.failures import CannotJudgeError, RowError
 from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, blocks, least_label
 from nemotron_steps.environments.text.extraction import last_boxed
 

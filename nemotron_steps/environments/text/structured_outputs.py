@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from nemotron_steps.environments.base import Environment, GradeResult, Row, RowError, Session
 from nemotron_steps.environments.responses import Response, finite, json_of
-from nemotron_steps.environments.text.json_schema import problem_with, schema_problem, strictify, validator_of
+from nemotron_steps.errors import UnsupportedError
 
 Format = Literal["json", "yaml", "xml", "toml", "csv"]
 
@@ -20,6 +20,10 @@ MAX_LENGTH = 100_000
 """Characters of a document, which is some 25,000 tokens. Within them every parser here ends in about a second."""
 MAX_DEPTH = 100
 """Nesting of a YAML document, whose parser takes quadratic time over it and then overflows its stack."""
+
+DATA = ("enum", "const", "default")
+"""Keywords of a schema whose values are data, not schemas."""
+TOO_DEEP = "nested too deep"
 
 Schema = dict[str, Any]
 
@@ -199,3 +203,55 @@ def _strict_validator(schema_text: str) -> Any:
 
 def _format(row: Row) -> str:
     return str(row.get("schema_type") or "json")
+
+
+def validator_of(schema: dict[str, Any]) -> Any:
+    """What `problem_with` asks; it takes longer to make than to ask."""
+    try:
+        import jsonschema
+        from jsonschema_specifications import REGISTRY
+    except ImportError as error:
+        what = "schema validation needs the jsonschema package"
+        raise UnsupportedError(what, found=str(error), hints=("pip install jsonschema",)) from error
+    # A schema may refer to the metaschemas besides itself, and to nothing over the network.
+    return jsonschema.Draft202012Validator(schema, registry=REGISTRY)
+
+
+def problem_with(value: Any, validator: Any) -> str | None:
+    """The first reason why a value does not satisfy a schema, or None: to collect them all takes far longer."""
+    try:
+        error = next(validator.iter_errors(value), None)
+    except RecursionError:
+        return TOO_DEEP
+    return None if error is None else f"{error.json_path}: {error.message}"[:300]
+
+
+def schema_problem(schema: dict[str, Any]) -> str | None:
+    """Why nothing can be validated against a schema, or None, as far as plain values show it."""
+    validator = validator_of(schema)
+    values: tuple[Any, ...] = (None, {}, [], "", 0)
+    try:
+        validator.check_schema(schema)
+        if TOO_DEEP in [problem_with(value, validator) for value in values]:
+            return "it refers to itself without an end"
+    except Exception as error:  # references that lead nowhere, regular expressions
+        return str(error).partition("\n")[0][:200]
+    return None
+
+
+def strictify(schema: Any) -> Any:
+    """A copy of a schema in which every object requires all its properties and allows no others."""
+    if isinstance(schema, list):
+        return [strictify(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    # Data inside a schema (enum, const, default) is not itself a schema.
+    strict = {key: value if key in DATA else strictify(value) for key, value in schema.items()}
+    if strict.get("additionalProperties") in ("true", "false"):
+        strict["additionalProperties"] = strict["additionalProperties"] == "true"
+    properties = schema.get("properties")
+    # A property may itself be named "properties"; then its value is a schema, not a map of schemas.
+    if isinstance(properties, dict) and all(isinstance(value, (dict, bool)) for value in properties.values()):
+        strict["required"] = list(properties)
+        strict["additionalProperties"] = False
+    return strict

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from nemotron_steps.environments.base import GradeResult, Response, Row, Session
+from nemotron_steps.environments.code.sandboxed import SandboxedConfig, SandboxedEnvironment
 from nemotron_steps.environments.text.math_with_judge import MathWithJudge, MathWithJudgeConfig
-from nemotron_steps.sandbox import Limits, Outcome, create_sandbox
+from nemotron_steps.sandbox import Limits, Outcome
 from nemotron_steps.sandbox.base import MIB
 
 TOOL = "stateful_python_code_exec"
@@ -59,7 +60,7 @@ except BaseException:
 """
 
 
-class NsToolsConfig(MathWithJudgeConfig):
+class NsToolsConfig(MathWithJudgeConfig, SandboxedConfig):
     """Settings."""
 
     max_tool_calls: int = Field(64, ge=1)
@@ -68,33 +69,14 @@ class NsToolsConfig(MathWithJudgeConfig):
     """Of one call."""
     tool_memory_mib: int = Field(2048, gt=0)
     """Of one call."""
-    sandbox: str = "bubblewrap"
-    """Where the tool runs: a name of the sandbox registry, such as bubblewrap or docker."""
-    sandbox_image: str | None = None
-    """Container image, for a sandbox that has images."""
 
 
-class NsTools(MathWithJudge):
+class NsTools(MathWithJudge, SandboxedEnvironment):
     """See the module docstring. A row has `question` and `expected_answer`, texts."""
 
     name: ClassVar[str] = "ns_tools"
     config_class = NsToolsConfig
     config: NsToolsConfig
-
-    @classmethod
-    def needs(cls, config: Any, row: Row | None = None) -> tuple[str, ...]:
-        return (config.sandbox,)
-
-    def _setup(self) -> None:
-        options = {} if self.config.sandbox_image is None else {"image": self.config.sandbox_image}
-        self.sandbox = create_sandbox(self.config.sandbox, **options)
-
-    async def start(self) -> None:
-        await self.sandbox.start()
-
-    async def close(self) -> None:
-        await self.sandbox.close()
-        await super().close()
 
     async def seed(self, row: Row) -> Session:
         return Session(tools=self.tools_of(row), state={"cells": [], "calls": 0})

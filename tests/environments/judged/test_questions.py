@@ -123,10 +123,9 @@ def test_what_a_label_and_a_bad_refusal_are_worth_may_be_set() -> None:
     rewards = {"reward_if_complied": 0.9, "reward_if_refused": 0.2, "reward_if_unclear": 0.4}
     for label, reward in (("COMPLIED", 0.9), ("REFUSED", 0.2), ("UNCLEAR", 0.4)):
         assert verdict("over_refusal_detection", {}, "x", Script(f"[[{label}]]"), **rewards).reward == reward
-    own = {"policy_questions": {"poem": "Does it rhyme?"}, "reward_if_quality_low": 0.6}
-    row = {"response_policy_mapped": "poem", "adversarial_prompt": "Rhyme!"}
+    row = {"response_policy_mapped": "hard_refusal_with_helplines", "adversarial_prompt": "Rhyme!"}
     script = Script("[[SAFE]]", "[[NO]]")
-    assert verdict("jailbreak_detection", row, "x", script, **own).reward == 0.6
+    assert verdict("jailbreak_detection", row, "x", script, reward_if_quality_low=0.6).reward == 0.6
     assert script.prompts[0] == blocks(question="Rhyme!", candidate="x")
 
 

@@ -152,9 +152,9 @@ def test_an_answer_nested_too_deep_is_a_failure_of_who_gave_it() -> None:
 @pytest.mark.parametrize(
     ("fails_over", "status", "reward", "failure"),
     [
-        ("bad", 500, 0.0, "environment_unavailable"),
+        ("bad", 500, None, "environment_unavailable"),
         ("bad", 422, 0.0, "environment_refused"),
-        ("bad", None, 0.0, "environment_unavailable"),
+        ("bad", None, None, "environment_unavailable"),
         ("", 500, None, "environment_unavailable"),
         ("", 422, None, "environment_refused"),
         ("bad", 503, None, "environment_unavailable"),

@@ -8,7 +8,7 @@ import pytest
 from nemotron_steps.environments.base import Environment, GradeResult, Response, Session, ToolCall
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.tools.workplace_tables import FILES
+from nemotron_steps.environments.tools.workplace_assistant import FILES
 from nemotron_steps.errors import DataError
 
 TABLES = {
