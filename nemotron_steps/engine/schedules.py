@@ -64,8 +64,3 @@ def sequence_length(step: int, total_steps: int, start: int, end: int | None, *,
         return start
     length = int(linear(start, end, progress(step, total_steps)))
     return max(length // multiple * multiple, min(start, end))
-
-
-def epsilon_limit(step: int, total_steps: int, start: float, end: float) -> float:
-    """Largest share of trivial groups at this step: cosine from `start` to `end` (Nano3: to 0.04)."""
-    return cosine(start, end, progress(step, total_steps))

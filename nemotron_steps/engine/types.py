@@ -154,6 +154,11 @@ class RolloutGroup:
     """Oldest version that produced any trained token of the group."""
 
 
+def oldest_version(rollouts: Iterable[Rollout], default: int) -> int:
+    """Oldest weights that sampled any token of these rollouts; `default` when none was sampled."""
+    return min((min(r.weight_versions) for r in rollouts if r.weight_versions), default=default)
+
+
 @dataclass
 class TrainBatch:
     """N right-padded sequences of T tokens on the CPU, token-aligned (see the module docstring)."""

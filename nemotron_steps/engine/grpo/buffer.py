@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nemotron_steps.engine.grpo.step import oldest_version
-from nemotron_steps.engine.types import Rollout, RolloutGroup
+from nemotron_steps.engine.types import Rollout, RolloutGroup, oldest_version
 from nemotron_steps.errors import EngineError
 
 STATE_FORMAT = 3

@@ -1,6 +1,5 @@
-"""What happens to a reward between the environment and the baseline, and to turns and rollouts that break a rule.
-
-Not here: rewards themselves (environments), brevity on request (rollouts/low_effort.py), advantages.
+"""What happens to a reward between the environment and the baseline: scaling, shaping, brevity on request, and what is
+taken from turns and rollouts that break a rule. Not here: rewards themselves (environments), advantages.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,12 +21,13 @@ from nemotron_steps.engine.rollouts.conversation import (
     TurnFormat,
     parse_assistant,
 )
+from nemotron_steps.engine.rollouts.data import PromptRow, asks_for_low_effort
 from nemotron_steps.engine.types import Rollout, RolloutGroup
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN
 from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.schema.grpo import GrpoConfig, RewardPenaltiesConfig
+    from nemotron_steps.config.schema.grpo import GrpoConfig, LowEffortConfig, RewardPenaltiesConfig
 
 
 def scale_rewards(rewards: torch.Tensor, config: GrpoConfig) -> torch.Tensor:
@@ -269,3 +270,54 @@ class RewardPenalties:
                     return True
             before = end
         return False
+
+
+LOW_EFFORT_KEY = "low_effort"
+"""`Rollout.metadata[LOW_EFFORT_KEY]`, of prompts that ask for it: the environment's `reward`, and `length_reward`."""
+
+
+def reward_brevity(
+    prompts: Sequence[PromptRow], groups: Sequence[RolloutGroup], config: LowEffortConfig
+) -> list[RolloutGroup]:
+    """The groups of prompts, with R' = R + R max(l, 0) + penalty min(l, 0) for those that ask for low effort, where
+    l = min(1, weight x (1 - length of the last assistant message / upper_bound_tokens)).
+
+    A bonus in proportion to the reward below the bound, so that a short wrong answer gains nothing, and a penalty above
+    it whatever the reward. As in NeMo-RL, it comes before anything reads the reward: penalties, scaling, dynamic
+    sampling, baselines, metrics; and validation is rewarded alike.
+    """
+    if not config.enabled:
+        return list(groups)
+
+    def rewarded(rollout: Rollout) -> Rollout:
+        if rollout.failure is not None:
+            return rollout
+        term = min(1.0, config.weight * (1.0 - _last_length(rollout) / config.upper_bound_tokens))
+        reward = rollout.reward + rollout.reward * max(term, 0.0) + config.penalty * min(term, 0.0)
+        told = {LOW_EFFORT_KEY: {"reward": rollout.reward, "length_reward": term}}
+        return replace(rollout, reward=reward, metadata={**rollout.metadata, **told})
+
+    return [
+        replace(group, rollouts=[rewarded(rollout) for rollout in group.rollouts])
+        if asks_for_low_effort(prompt.row, prompt.where, config.string)
+        else group
+        for prompt, group in zip(prompts, groups, strict=True)
+    ]
+
+
+def low_effort_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """What was asked of the graded rollouts, and how long their last messages are."""
+    graded = [rollout for rollout in rollouts if rollout.failure is None]
+    low = [rollout for rollout in graded if LOW_EFFORT_KEY in rollout.metadata]
+    values = {
+        "share": [float(LOW_EFFORT_KEY in rollout.metadata) for rollout in graded],
+        "reward": [rollout.reward for rollout in low],
+        "length_reward": [rollout.metadata[LOW_EFFORT_KEY]["length_reward"] for rollout in low],
+        "length": [float(_last_length(rollout)) for rollout in low],
+        "length_of_others": [float(_last_length(r)) for r in graded if LOW_EFFORT_KEY not in r.metadata],
+    }
+    return {f"low_effort/{name}": fmean(each) for name, each in values.items() if each}
+
+
+def _last_length(rollout: Rollout) -> int:
+    return rollout.turns[-1][1] - rollout.turns[-1][0] if rollout.turns else 0

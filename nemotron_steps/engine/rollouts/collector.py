@@ -34,7 +34,7 @@ from nemotron_steps.engine.rollouts.turns import (
     told_of,
     trajectory_of,
 )
-from nemotron_steps.engine.types import Rollout, RolloutGroup, SamplingParams
+from nemotron_steps.engine.types import Rollout, RolloutGroup, SamplingParams, oldest_version
 from nemotron_steps.environments.base import (
     GRADER_FAILED,
     Environment,
@@ -266,8 +266,7 @@ class RolloutCollector:
 
     def _group(self, group: _GroupRequest, rollouts: list[Rollout]) -> RolloutGroup:
         self._reports.report(group.prompt, group.group_id, rollouts)
-        oldest = min((min(r.weight_versions) for r in rollouts if r.weight_versions), default=group.version)
-        return RolloutGroup(group.group_id, group.prompt.index, rollouts, oldest)
+        return RolloutGroup(group.group_id, group.prompt.index, rollouts, oldest_version(rollouts, group.version))
 
     async def _run_agent(self, group: _GroupRequest, index: int) -> Rollout:
         """One rollout of an agent."""
