@@ -25,7 +25,7 @@ from nemotron_steps.errors import EngineError
 STATE_FORMAT = 3
 
 MAX_FAILURES = 3
-"""Attempts of a prompt that may straggle or fail; a prompt that always does would be tried for ever."""
+"""Attempts of a prompt that may fail; a prompt that always does would be tried for ever."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,11 @@ class GroupBuffer:
         num_prompts_per_step: int,
         max_age: int,
         *,
-        straggler_deadline_s: float | None = None,
         num_positions: int | None = None,
         num_steps: int | None = None,
     ) -> None:
         self.num_prompts_per_step = num_prompts_per_step
         self.max_age = max_age
-        self.straggler_deadline_s = straggler_deadline_s
         self.num_positions = num_positions
         self.num_steps = num_steps
         self.next_step = 0
@@ -120,8 +118,8 @@ class GroupBuffer:
         self._in_flight[ticket.group_id] = ticket
         return ticket
 
-    def complete(self, group: RolloutGroup, *, partial: bool = False) -> None:
-        """A graded group comes back; `partial` when a deadline left rollouts out."""
+    def complete(self, group: RolloutGroup) -> None:
+        """A graded group comes back."""
         ticket = self._in_flight[group.group_id]
         # The tokens' own versions, not the group's stamp: the age bound is about what was sampled.
         oldest = oldest_version(group.rollouts, ticket.version)
@@ -135,14 +133,6 @@ class GroupBuffer:
         del self._in_flight[group.group_id]
         self._ready[group.group_id] = (ticket, group)
         self._counts["completed"] += 1
-        self._counts["partial"] += int(partial)
-
-    def overdue(self, now: float) -> list[Ticket]:
-        """Tickets past the straggler deadline, oldest first. The caller completes them partially or withdraws them."""
-        if self.straggler_deadline_s is None:
-            return []
-        late = [t for t in self._in_flight.values() if now - t.issued_at > self.straggler_deadline_s]
-        return sorted(late, key=lambda ticket: (ticket.issued_at, ticket.position))
 
     def withdraw(self, group_id: str, reason: str) -> None:
         """Give up on an attempt; its position is retried, or dropped at last."""

@@ -14,6 +14,7 @@ import torch
 
 from nemotron_steps.engine.grpo.advantages import ROUNDING
 from nemotron_steps.engine.grpo.rewards import scale_rewards
+from nemotron_steps.engine.rollouts.collector import STRAGGLED
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.rollouts.turns import BROKEN
 from nemotron_steps.engine.types import Rollout, RolloutGroup
@@ -24,7 +25,7 @@ from nemotron_steps.errors import RESUME, EngineError, JudgeUnavailableError, St
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.grpo import GrpoConfig
 
-TRIED_AGAIN = BROKEN | {JUDGE_UNAVAILABLE, ENVIRONMENT_UNAVAILABLE}
+TRIED_AGAIN = BROKEN | {JUDGE_UNAVAILABLE, ENVIRONMENT_UNAVAILABLE, STRAGGLED}
 """Failure classes that another attempt may be without."""
 MAX_BROKEN_SHARE = 0.5
 """Of the rollouts of prompts that were begun together."""

@@ -278,12 +278,15 @@ async def sample_groups(
     run: GrpoRun,
     prompts: Sequence[PromptRow],
     group_ids: Sequence[str],
-    cuts: Sequence[asyncio.Event] | None = None,
+    deadline_s: float | None = None,
 ) -> list[RolloutGroup]:
     """Sample and judge prompts; some rollouts gain or lose reward by how they are written: low effort, penalties."""
     begun = [run.failures.began(prompt) for prompt in prompts]
     groups = await run.collector.collect(
-        prompts, group_ids=group_ids, num_generations=run.config.grpo.num_generations_per_prompt, cuts=cuts
+        prompts,
+        group_ids=group_ids,
+        num_generations=run.config.grpo.num_generations_per_prompt,
+        deadline_s=deadline_s,
     )
     for number, prompt, group in zip(begun, prompts, groups, strict=True):
         run.failures.saw(number, prompt, group)
