@@ -38,9 +38,7 @@ def share_gpu_memory() -> None:
     """Let what training frees be what generation needs, and the other way round, where one process does both.
 
     torch keeps freed memory in blocks of the sizes that were asked for, and a key-value cache fits none of a training
-    step's. Expandable segments join neighbours. Without them the memory has to go back to the driver between phases,
-    and what cannot, because something small lies in it, is lost: 112 GiB where 90 are in use.
-    Does nothing without CUDA, or where PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF says what is wanted.
+    step's: 112 GiB where 90 are in use. Expandable segments join neighbours.
     """
     settings = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & os.environ.keys()
     if torch.cuda.is_available() and not settings:

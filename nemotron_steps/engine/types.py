@@ -204,11 +204,8 @@ class Teachers(Protocol):
     """Frozen models that grade what the policy samples (on-policy distillation). Collective, as a Policy is."""
 
     def score(self, batch: TrainBatch, names: Sequence[str | None]) -> TrainBatch:
-        """The batch with `teacher_logprobs`, and either `teacher_topk_*` or `teacher_states` and `teacher_number`.
-
-        Args:
-            names: [N] the teacher of each row; None for rows that are not trained.
-        """
+        """The batch with `teacher_logprobs`, and either `teacher_topk_*` or `teacher_states` and `teacher_number`;
+        `names` [N]: the teacher of each row, None for rows that are not trained."""
 
 
 class Snapshot(Protocol):

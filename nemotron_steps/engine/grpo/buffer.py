@@ -54,10 +54,9 @@ class Ticket:
         return [self.position, self.attempt, self.version, self.target_step]
 
     @classmethod
-    def restored(cls, saved: Iterable[int]) -> Ticket:
+    def restored(cls, saved: Sequence[int]) -> Ticket:
         """The inverse of `saved`."""
-        position, attempt, version, target_step = map(int, saved)
-        return cls(position, attempt, version, 0.0, target_step)
+        return cls(*saved[:3], issued_at=0.0, target_step=saved[3])
 
 
 class GroupBuffer:
@@ -210,11 +209,8 @@ class GroupBuffer:
     # -- checkpoint -------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Any], list[RolloutGroup]]:
-        """Everything a resumed run needs at this moment: JSON-able data, and ready groups, for `encode_groups`.
-
-        Groups in flight die with the process. A resumed run issues them again as the same attempts, so that with the
-        same weights a seeded generator samples them again, and for the same steps.
-        """
+        """Everything a resumed run needs at this moment: JSON-able data, and ready groups, for `encode_groups`. Groups
+        in flight are issued again as the same attempts: with the same weights a seeded generator samples the same."""
         ready = sorted(self._ready.values(), key=lambda entry: entry[0].position)
         interrupted = [*self._interrupted, *self._in_flight.values()]
         plain = {
@@ -244,8 +240,8 @@ class GroupBuffer:
                 expected="format {}, {} prompts a step, max_trajectory_age_steps {}".format(*settings),
                 found="format {}, {} prompts a step, max_trajectory_age_steps {}".format(*found),
             )
-        self.next_step = int(state["next_step"])
-        self._cursor = int(state["cursor"])
+        self.next_step = state["next_step"]
+        self._cursor = state["cursor"]
         self._attempts = dict(state["attempts"])
         self._failures = dict(state["failures"])
         self.dropped = list(state["dropped"])

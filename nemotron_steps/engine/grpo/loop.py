@@ -343,11 +343,8 @@ def refit(run: GrpoRun, record: StepRecord) -> None:
 def report_step(
     run: GrpoRun, groups: Sequence[RolloutGroup], record: StepRecord, outcomes: Sequence[Mapping[str, Any]]
 ) -> bool:
-    """Log the step just trained, raise signals; whether it is to be saved.
-
-    It comes before `save_step`: what a checkpoint holds has been reported, wherever a kill comes. A kill between the
-    two has the step trained and reported again.
-    """
+    """Log the step just trained, raise signals; whether it is to be saved. It comes before `save_step`: what a
+    checkpoint holds has been reported, wherever a kill comes."""
     record.metrics.update(record.timer.metrics())
     record.metrics.update(run.failures.metrics())
     record.metrics["timing/step_s"] = time.perf_counter() - record.started

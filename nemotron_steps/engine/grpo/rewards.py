@@ -51,9 +51,8 @@ def shape_rewards(
     """`grpo.reward_shaping` of scaled rewards [N]: DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), or a
     factor on the rewards of truncated samples, which answers the same question.
 
-    The punishment is min(-(len - (L_max - buffer)) / buffer x penalty, 0): 0 up to L_max - buffer, then falling
-    linearly, -penalty at L_max. Lengths [N] are tokens of the first assistant message; `max_response_length` is L_max
-    where the config leaves it open.
+    The punishment is min(-(len - (L_max - buffer)) / buffer x penalty, 0). Lengths [N] are tokens of the first
+    assistant message; `max_response_length` is L_max where the config leaves it open.
     """
     shaping = config.reward_shaping
     if not shaping.enabled:
@@ -104,12 +103,9 @@ def has_malformed_thinking(
     turn_format: TurnFormat = DEFAULT_FORMAT,
     tags: tuple[str, str] = (THINK_OPEN, THINK_CLOSE),
 ) -> bool:
-    """Whether thinking tags are malformed.
-
-    A lone closing tag is fine: many chat templates write the opening one into the prompt. Thinking that is never closed
-    counts only if the turn was not cut off; where the template always opens it, a turn without any tag has not closed
-    it. A format without reasoning has no tags.
-    """
+    """A lone closing tag is fine: many chat templates write the opening one into the prompt. Thinking that is never
+    closed counts only if the turn was not cut off; where the template always opens it, a turn without any tag has not
+    closed it."""
     if turn_format.reasoning_parser == "none":
         return False
     opened, closed = text.count(tags[0]), text.count(tags[1])
@@ -130,10 +126,8 @@ def penalize_turns(
     patterns: Sequence[str] | None = None,
     tags: tuple[str, str] = (THINK_OPEN, THINK_CLOSE),
 ) -> Counter[Violation]:
-    """Give the tokens of every turn that breaks a rule another advantage, or none: in place, both [N, T].
-
-    Returns how often each rule is broken. `patterns` and `tags` are `env.nemo_gym`'s.
-    """
+    """Give the tokens of every turn that breaks a rule another advantage, or none: in place, both [N, T]. Returns how
+    often each rule is broken. `patterns` and `tags` are `env.nemo_gym`'s."""
     found: Counter[Violation] = Counter()
     for row, rollout in enumerate(rollouts if treated else ()):
         turn_format = TurnFormat(*rollout.metadata.get(FORMAT_KEY, ()))
@@ -282,9 +276,8 @@ def reward_brevity(
     """The groups of prompts, with R' = R + R max(l, 0) + penalty min(l, 0) for those that ask for low effort, where
     l = min(1, weight x (1 - length of the last assistant message / upper_bound_tokens)).
 
-    A bonus in proportion to the reward below the bound, so that a short wrong answer gains nothing, and a penalty above
-    it whatever the reward. As in NeMo-RL, it comes before anything reads the reward: penalties, scaling, dynamic
-    sampling, baselines, metrics; and validation is rewarded alike.
+    A short wrong answer gains nothing; above the bound there is a penalty whatever the reward. As in NeMo-RL, it comes
+    before anything reads the reward, and validation is rewarded alike.
     """
     if not config.enabled:
         return list(groups)

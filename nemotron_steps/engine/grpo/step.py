@@ -77,10 +77,8 @@ def prepare_batch(
     length_multiple: int = 1,
     untrained: Sequence[str | None] = (),
 ) -> PreparedBatch:
-    """Everything up to the logprobs, of step `step` (0-based), which trains the weights of that version.
-
-    The batch always has P x G rows: placeholders and failed rollouts have sample mask 0 and no part in any baseline.
-    """
+    """Everything up to the logprobs, of step `step` (0-based), which trains the weights of that version. The batch has
+    P x G rows: placeholders and failed rollouts have sample mask 0 and no part in any baseline."""
     rollouts, group_index = _flatten(groups, config.num_generations_per_prompt)
     valid = torch.tensor([r.failure is None for r in rollouts])
     truncated = torch.tensor([r.truncated for r in rollouts])
@@ -138,10 +136,8 @@ def finish_batch(
     *,
     truncated: bool = False,
 ) -> tuple[TrainBatch, dict[str, float]]:
-    """Everything after the logprobs: masks, advantages, penalties, clip; the batch to train on, and all metrics.
-
-    Where rollouts are `truncated` (top_p, top_k), a token whose prev logprob is -inf says nothing of an error.
-    """
+    """Everything after the logprobs: masks, advantages, penalties, clip; the batch to train on, and all metrics. Where
+    rollouts are `truncated` (top_p, top_k), a token whose prev logprob is -inf says nothing of an error."""
     batch = replace(prepared.batch)
     metrics = dict(prepared.metrics)
     if config.seq_logprob_error_threshold is not None:

@@ -110,29 +110,11 @@ class RolloutCollector:
         }
 
     async def collect(
-        self,
-        prompts: Sequence[PromptRow],
-        *,
-        group_ids: Sequence[str],
-        num_generations: int,
-        environment: Environment | None = None,
-        params: SamplingParams | None = None,
-        deadline_s: float | None = None,
+        self, prompts: Sequence[PromptRow], *, group_ids: Sequence[str], **options: Any
     ) -> list[RolloutGroup]:
-        """Groups of all prompts, in order."""
-        tasks = [
-            asyncio.ensure_future(
-                self.collect_group(
-                    prompt,
-                    group_id=group_ids[position],
-                    num_generations=num_generations,
-                    environment=environment,
-                    params=params,
-                    deadline_s=deadline_s,
-                )
-            )
-            for position, prompt in enumerate(prompts)
-        ]
+        """Groups of all prompts, in order; `options` as collect_group's."""
+        collecting = (self.collect_group(p, group_id=g, **options) for p, g in zip(prompts, group_ids, strict=True))
+        tasks = [asyncio.ensure_future(each) for each in collecting]
         try:
             return list(await asyncio.gather(*tasks))
         except BaseException:
@@ -183,7 +165,10 @@ class RolloutCollector:
         finally:
             self._sampler.cancel(f"{group_id}/")  # of rollouts that were late or cancelled
             for session in sessions.values():
-                await self._release(group, session)
+                try:
+                    await ask(environment, "release", environment.release(session))
+                except RolloutFailedError as error:
+                    self._reports.tell(prompt, group_id, environment.name, error.verdict, 1)
         rollouts = [
             _rollout(group, i, trajectories[i], responses[i], v, settings.turn_format)
             if i in trajectories
@@ -262,12 +247,6 @@ class RolloutCollector:
         except RolloutFailedError as error:
             verdicts = [error.verdict] * len(responses)
         return dict(zip(responses, verdicts, strict=True))
-
-    async def _release(self, group: _GroupRequest, session: Session) -> None:
-        try:
-            await ask(group.environment, "release", group.environment.release(session))
-        except RolloutFailedError as error:
-            self._reports.tell(group.prompt, group.group_id, group.environment.name, error.verdict, 1)
 
     def _group(self, group: _GroupRequest, rollouts: list[Rollout]) -> RolloutGroup:
         self._reports.report(group.prompt, group.group_id, rollouts)

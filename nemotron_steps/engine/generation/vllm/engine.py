@@ -58,9 +58,6 @@ def start_engine(
 
     Returns its LLMEngine; whether the whole of it is in another process; the processes that weights go to, 0 where the
     model is in this one; and whether its GPU memory can be given to others between generations.
-
-    UnsupportedError when it is not installed, or cannot do here what is asked; ConfigError for an option that does not
-    exist or has a config key of its own; ArtifactError for weights that are not one model's.
     """
     engine_args, engine, usage = _import_vllm(config)
     if load and any(hf_folder.glob("*.safetensors")):
