@@ -94,7 +94,7 @@ class AsyncGrpoConfig(Section):
     in_flight_weight_updates: bool = True
     recompute_kv_cache_after_weight_updates: bool = False
     straggler_deadline_s: PositiveFloat | None = None
-    """A group older than this is finished with the members it has, or resampled."""
+    """A rollout that is not over by then is left out; a group of such is resampled."""
 
 
 class GrpoConfig(Section):

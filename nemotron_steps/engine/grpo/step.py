@@ -19,8 +19,10 @@ from nemotron_steps.engine.batching import pad_rows
 from nemotron_steps.engine.grpo.advantages import ESTIMATORS, GradedRewards, clip_advantages, group_statistics
 from nemotron_steps.engine.grpo.filters import epsilon_filter
 from nemotron_steps.engine.grpo.rewards import (
+    LOW_EFFORT_KEY,
     REWARD_PENALTIES_KEY,
     RewardPenalty,
+    low_effort_metrics,
     penalize_turns,
     scale_rewards,
     shape_rewards,
@@ -28,9 +30,8 @@ from nemotron_steps.engine.grpo.rewards import (
 )
 from nemotron_steps.engine.losses.loss import count_normalizers, loss_mask, reduce_over_batch
 from nemotron_steps.engine.losses.policy_gradient import kl_divergence, sequence_logprob_error
-from nemotron_steps.engine.rollouts.low_effort import METADATA_KEY, low_effort_metrics
 from nemotron_steps.engine.rollouts.turns import failed_rollout
-from nemotron_steps.engine.schedules import epsilon_limit
+from nemotron_steps.engine.schedules import cosine, progress
 from nemotron_steps.engine.types import Rollout, RolloutGroup, Teachers, TrainBatch
 from nemotron_steps.environments.base import GRADER_FAILED, GradeResult
 
@@ -76,10 +77,8 @@ def prepare_batch(
     length_multiple: int = 1,
     untrained: Sequence[str | None] = (),
 ) -> PreparedBatch:
-    """Everything up to the logprobs, of step `step` (0-based), which trains the weights of that version.
-
-    The batch always has P x G rows: placeholders and failed rollouts have sample mask 0 and no part in any baseline.
-    """
+    """Everything up to the logprobs, of step `step` (0-based), which trains the weights of that version. The batch has
+    P x G rows: placeholders and failed rollouts have sample mask 0 and no part in any baseline."""
     rollouts, group_index = _flatten(groups, config.num_generations_per_prompt)
     valid = torch.tensor([r.failure is None for r in rollouts])
     truncated = torch.tensor([r.truncated for r in rollouts])
@@ -96,9 +95,12 @@ def prepare_batch(
     components = {name: shaped(each) for name, each in _components(rollouts, config.adv_estimator.components).items()}
     statistics = group_statistics(rewards, group_index, valid, leave_one_out=config.use_leave_one_out_baseline)
 
+    of_group = slice(None, None, config.num_generations_per_prompt)
     metrics = {
         **rollout_metrics(rollouts, raw, untrained, step),
-        **group_metrics(statistics.group_std, group_index, statistics.valid_count),
+        "groups/count": float(len(groups)),
+        "groups/zero_std_share": float((statistics.group_std[of_group] == 0).double().mean()),
+        "groups/incomparable_share": float((statistics.valid_count[of_group] < 2).double().mean()),
         **(low_effort_metrics(rollouts) if config.low_effort.enabled else {}),
     }
     if rewards is not raw and bool(valid.any()):
@@ -107,11 +109,11 @@ def prepare_batch(
     sample_mask = valid.float()
     if config.epsilon_filtering.enabled:
         epsilon = config.epsilon_filtering
-        own = torch.tensor([r.metadata.get(METADATA_KEY, {}).get("reward", r.reward) for r in rollouts]).double()
+        own = torch.tensor([r.metadata.get(LOW_EFFORT_KEY, {}).get("reward", r.reward) for r in rollouts]).double()
         unshaped = scale_rewards(own, config)
         # NaN, which no comparison calls trivial, where nothing is graded.
         means = torch.stack([unshaped[valid & (group_index == g)].mean() for g in range(len(groups))])
-        limit = epsilon_limit(step, total_steps, epsilon.limit_start, epsilon.limit_end)
+        limit = cosine(epsilon.limit_start, epsilon.limit_end, progress(step, total_steps))
         keep = epsilon_filter(means, epsilon=epsilon.epsilon, limit=limit)
         sample_mask = sample_mask * keep[group_index].float()
         metrics["epsilon_filtering/limit"] = limit
@@ -134,10 +136,8 @@ def finish_batch(
     *,
     truncated: bool = False,
 ) -> tuple[TrainBatch, dict[str, float]]:
-    """Everything after the logprobs: masks, advantages, penalties, clip; the batch to train on, and all metrics.
-
-    Where rollouts are `truncated` (top_p, top_k), a token whose prev logprob is -inf says nothing of an error.
-    """
+    """Everything after the logprobs: masks, advantages, penalties, clip; the batch to train on, and all metrics. Where
+    rollouts are `truncated` (top_p, top_k), a token whose prev logprob is -inf says nothing of an error."""
     batch = replace(prepared.batch)
     metrics = dict(prepared.metrics)
     if config.seq_logprob_error_threshold is not None:
@@ -274,117 +274,58 @@ class Distillation:
 def rollout_metrics(
     rollouts: Sequence[Rollout], rewards: torch.Tensor, untrained: Sequence[str | None], version: int
 ) -> dict[str, float]:
-    """All of them but group_metrics; arguments as theirs."""
-    return {
-        **reward_metrics(rollouts, rewards),
-        **component_metrics(rollouts),
-        **completion_metrics(rollouts, untrained),
-        **environment_metrics(rollouts),
-        **reward_penalty_metrics(rollouts),
-        **policy_lag_metrics(rollouts, version),
-    }
-
-
-def oldest_version(rollouts: Sequence[Rollout], default: int) -> int:
-    """Oldest weights that sampled any token of these rollouts; `default` when none was sampled."""
-    return min((min(r.weight_versions) for r in rollouts if r.weight_versions), default=default)
-
-
-def policy_lag_metrics(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:
-    """Histogram of policy lag over sampled tokens, as shares: `policy_lag/share_<k>`, with mean and maximum."""
-    counts: Counter[int] = Counter()
-    for rollout in rollouts:
-        # Few distinct versions and very many tokens: count each instead of walking the list in Python.
-        for sampled in set(rollout.weight_versions):
-            counts[version - sampled] += rollout.weight_versions.count(sampled)
-    total = sum(counts.values())
-    if not total:
-        return {}
-    metrics = {f"policy_lag/share_{lag}": counts[lag] / total for lag in sorted(counts)}
-    metrics["policy_lag/mean"] = sum(lag * n for lag, n in counts.items()) / total
-    metrics["policy_lag/max"] = float(max(counts))
-    return metrics
-
-
-def reward_metrics(rollouts: Sequence[Rollout], rewards: torch.Tensor) -> dict[str, float]:
-    """Mean, std, minimum and maximum reward of graded rollouts, over the step and per environment."""
-    by_environment: dict[str, list[float]] = defaultdict(list)
+    """What a step's rollouts say before training: rewards and their components per environment, truncation, failures as
+    shares of all rollouts, lengths, penalties, and the lag behind `version` of sampled tokens. `untrained`: see
+    StepRecord."""
+    metrics: dict[str, float] = {}
+    of_environment: dict[str, list[Rollout]] = defaultdict(list)
+    graded: dict[str, list[float]] = defaultdict(list)
+    components: dict[str, list[float]] = defaultdict(list)
     for rollout, reward in zip(rollouts, rewards.tolist(), strict=True):
+        of_environment[rollout.environment].append(rollout)
         if rollout.failure is None:
-            by_environment[rollout.environment].append(reward)
-    graded = [reward for values in by_environment.values() for reward in values]
-    if not graded:
-        return {}
-    metrics = {"reward/mean": fmean(graded), "reward/std": _std(graded)}
-    metrics["reward/min"], metrics["reward/max"] = min(graded), max(graded)
-    for name, values in sorted(by_environment.items()):
-        metrics[f"reward/{name}/mean"] = fmean(values)
-        metrics[f"reward/{name}/std"] = _std(values)
-    return metrics
-
-
-def component_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Mean of each named reward component per environment."""
-    values: dict[str, list[float]] = defaultdict(list)
-    for rollout in rollouts:
-        if rollout.failure is None:
+            graded[rollout.environment].append(reward)
             for name, value in ({GRADER_FAILED: 0.0} | rollout.components).items():
-                values[f"reward/{rollout.environment}/{name}"].append(value)
-    return {k: fmean(v) for k, v in sorted(values.items()) if any(v) or not k.endswith(f"/{GRADER_FAILED}")}
+                components[f"reward/{rollout.environment}/{name}"].append(value)
+    every = [reward for values in graded.values() for reward in values]
+    if every:
+        metrics |= {"reward/mean": fmean(every), "reward/std": _std(every)}
+        metrics |= {"reward/min": min(every), "reward/max": max(every)}
+    for name, values in sorted(graded.items()):
+        metrics |= {f"reward/{name}/mean": fmean(values), f"reward/{name}/std": _std(values)}
+    shown = sorted((k, v) for k, v in components.items() if any(v) or not k.endswith(f"/{GRADER_FAILED}"))
+    metrics |= {name: fmean(values) for name, values in shown}
 
-
-def completion_metrics(rollouts: Sequence[Rollout], untrained: Sequence[str | None] = ()) -> dict[str, float]:
-    """Truncation rate, failures by class (as shares of all rollouts), response lengths and turns."""
-    if not rollouts:
-        return {}
     sampled = [r for r in rollouts if r.weight_versions]
-    metrics = {"truncation_rate": fmean([float(r.truncated) for r in sampled]) if sampled else 0.0}
+    metrics["truncation_rate"] = fmean([float(r.truncated) for r in sampled]) if sampled else 0.0
     outcomes = [*(r.failure for r in rollouts), *untrained]
     failures = Counter(failure for failure in outcomes if failure is not None)
     metrics["failure_rate"] = failures.total() / len(outcomes)
-    for name, count in sorted(failures.items()):
-        metrics[f"failures/{name}"] = count / len(outcomes)
+    metrics |= {f"failures/{name}": count / len(outcomes) for name, count in sorted(failures.items())}
     if sampled:
         lengths = [float(sum(r.token_mask)) for r in sampled]
         metrics["response_length/mean"], metrics["response_length/max"] = fmean(lengths), max(lengths)
         metrics["turns/mean"] = fmean([float(len(r.turns)) for r in sampled])
-    return metrics
-
-
-def environment_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Mean response length and failure rate per environment, where there are several; rewards are reward_metrics'."""
-    by_environment: dict[str, list[Rollout]] = defaultdict(list)
-    for rollout in rollouts:
-        by_environment[rollout.environment].append(rollout)
-    metrics: dict[str, float] = {}
-    for name, own in sorted(by_environment.items()) if len(by_environment) > 1 else ():
+    for name, own in sorted(of_environment.items()) if len(of_environment) > 1 else ():
         lengths = [float(sum(rollout.token_mask)) for rollout in own if rollout.weight_versions]
         if lengths:
             metrics[f"response_length/{name}/mean"] = fmean(lengths)
         metrics[f"failure_rate/{name}"] = fmean([float(rollout.failure is not None) for rollout in own])
+
+    penalized = [r.metadata[REWARD_PENALTIES_KEY] for r in rollouts if REWARD_PENALTIES_KEY in r.metadata]
+    for penalty in RewardPenalty if penalized else ():
+        metrics[f"reward_penalties/{penalty}"] = sum(penalty in names for names in penalized) / len(penalized)
+
+    lags: Counter[int] = Counter()
+    for rollout in sampled:
+        # Few distinct versions and very many tokens: count each instead of walking the list in Python.
+        for each in set(rollout.weight_versions):
+            lags[version - each] += rollout.weight_versions.count(each)
+    if lags:
+        metrics |= {f"policy_lag/share_{lag}": lags[lag] / lags.total() for lag in sorted(lags)}
+        metrics["policy_lag/mean"] = sum(lag * n for lag, n in lags.items()) / lags.total()
+        metrics["policy_lag/max"] = float(max(lags))
     return metrics
-
-
-def reward_penalty_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Share of the graded rollouts that lost their reward, by `reward_penalties.*`; none where none were looked at."""
-    looked_at = [r.metadata[REWARD_PENALTIES_KEY] for r in rollouts if REWARD_PENALTIES_KEY in r.metadata]
-    counts = Counter(name for names in looked_at for name in names)
-    return {f"reward_penalties/{penalty}": counts[penalty] / len(looked_at) for penalty in RewardPenalty if looked_at}
-
-
-def group_metrics(group_std: torch.Tensor, group_index: torch.Tensor, valid_count: torch.Tensor) -> dict[str, float]:
-    """Share of groups with zero std, and with too few graded rollouts to compare."""
-    rows: dict[int, int] = {}
-    for row, group in enumerate(group_index.tolist()):
-        rows.setdefault(group, row)
-    first = list(rows.values())
-    if not first:
-        return {}
-    return {
-        "groups/count": float(len(first)),
-        "groups/zero_std_share": float((group_std[first] == 0).double().mean()),
-        "groups/incomparable_share": float((valid_count[first] < 2).double().mean()),
-    }
 
 
 def _std(values: Sequence[float]) -> float:

@@ -33,11 +33,10 @@ from nemotron_steps.engine.workers.workers import (
     start_workers,
     stop_workers,
 )
-from nemotron_steps.errors import EngineError
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
-    from nemotron_steps.engine.weight_sync.streams import ChannelHandles, Offer, StreamReceiver
+    from nemotron_steps.engine.weight_sync.transfer import ChannelHandles, Offer, StreamReceiver
 
 COLLECT_SECONDS = 1.0
 """A worker answers `collect` after this time even when nothing has finished, which shows that it lives."""
@@ -105,7 +104,7 @@ class GenerationWorker(WorkerProcess):
 
     def _open(self, channel: str, offers: tuple[Offer, ...]) -> None:
         from nemotron_steps.engine.generation.vllm.engine import runs_elsewhere
-        from nemotron_steps.engine.weight_sync.streams import ChannelHandles, StreamReceiver
+        from nemotron_steps.engine.weight_sync.transfer import ChannelHandles, StreamReceiver
 
         settings = self._settings.config
         if settings.backend != "vllm" or not runs_elsewhere(settings.vllm_cfg):
@@ -132,7 +131,7 @@ class GenerationWorker(WorkerProcess):
         return int(self._between_steps(lambda: self._load(version)))
 
     def _load(self, version: int) -> int:
-        from nemotron_steps.engine.weight_sync.streams import StreamReceiver
+        from nemotron_steps.engine.weight_sync.transfer import StreamReceiver
 
         receiving = self._receiving
         if not isinstance(receiving, StreamReceiver):
@@ -234,7 +233,6 @@ class RayGenerator:
     ) -> None:
         self.weight_version = 0
         self._config = settings.config
-        self._max_total_length = settings.max_total_length
         names = [f"{name} {number}" for number in range(len(options))]
         self.workers = start_workers(GenerationWorker, names, options, [settings])
         self._engines = [_Engine(worker) for worker in self.workers]
@@ -245,13 +243,6 @@ class RayGenerator:
 
     def submit(self, request: GenerationRequest) -> None:
         """See Generator. The request leaves with the next `step`."""
-        if not 0 < len(request.prompt_ids) < self._max_total_length:  # here it fails alone, in a worker with all others
-            raise EngineError(
-                "the prompt is empty or leaves no room for a token",
-                where=f"request {request.request_id}",
-                expected=f"1 to {self._max_total_length - 1} tokens",
-                found=str(len(request.prompt_ids)),
-            )
         least = min(self._engines, key=lambda e: e.pending)
         known = (self._homes[key] for key in reversed(_hashes(request.prompt_ids)) if key in self._homes)
         engine = next(known, least)

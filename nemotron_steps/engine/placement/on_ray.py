@@ -27,7 +27,6 @@ from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.environment_actor import (
     EnvironmentWorker,
-    JudgesBehindHttp,
     PlacedEnvironmentSet,
     PlacedJudge,
     start_judge,
@@ -191,7 +190,7 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
             policy,
             generator,
             AsyncSampler(generator, name="policy"),
-            [*judges.values(), JudgesBehindHttp(environments)],
+            [*judges.values(), environments],
             environments,
             resources.pop_all(),
             {"backend": "ray", "workers": places(workers), "weight_sync": generator.transports},
@@ -266,9 +265,9 @@ def place_graders(
 ) -> tuple[dict[str, PlacedJudge], PlacedEnvironmentSet]:
     """The judges that are loaded here, by role, and the environments in an actor beside the driver."""
     placed: dict[str, PlacedJudge] = {}
-    options = iter(judge_options(plan, cluster, generators))
+    of_judges = iter(judge_options(plan, cluster, generators))
     for role, copies in plan.judges.items():
-        placed[role] = start_judge(role, chosen[role], [*islice(options, copies)], seed=seed)
+        placed[role] = start_judge(role, chosen[role], [*islice(of_judges, copies)], seed=seed)
         resources.callback(stop_workers, placed[role].workers)
     served = {
         role: partial(build_judge, role, judge, defer_to=None, seed=seed)
@@ -276,14 +275,10 @@ def place_graders(
         if role not in placed
     }
     here = placed | {role: judge() for role, judge in served.items()}
-
-    def start() -> Worker:
-        options = [cluster.beside_driver()]
-        return start_workers(EnvironmentWorker, ["environments"], options, [placed | served], device=False)[0]
-
-    environments = PlacedEnvironmentSet(env.nemo_gym.environments, here, start(), start, only=env.only_environment)
-    resources.callback(environments.stop)
-    return placed, environments
+    options = [cluster.beside_driver()]
+    workers = start_workers(EnvironmentWorker, ["environments"], options, [placed | served], device=False)
+    resources.callback(stop_workers, workers)
+    return placed, PlacedEnvironmentSet(env.nemo_gym.environments, here, *workers, only=env.only_environment)
 
 
 def chosen_judges(gym: NemoGymConfig, roles: Collection[str]) -> dict[str, VllmModelConfig]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nemotron_steps.engine.placement.run import WantedTeachers
     from nemotron_steps.engine.policy.megatron import MegatronPolicy
     from nemotron_steps.engine.types import TrainBatch
-    from nemotron_steps.engine.weight_sync.streams import StreamSender
+    from nemotron_steps.engine.weight_sync.transfer import StreamSender
 
 
 # ruff: noqa: D102  Policy says what each method does
@@ -102,7 +102,7 @@ class PolicyWorker(RankWorker):
     def open_sender(self, channel: str, ipc: Sequence[str], broadcast: Sequence[str]) -> Any:
         """Get ready to send; returns what the receivers need, None from a rank that only takes part."""
         from nemotron_steps.engine.policy.distributed import parallel_dims
-        from nemotron_steps.engine.weight_sync.streams import StreamSender, WeightPlan
+        from nemotron_steps.engine.weight_sync.transfer import StreamSender, WeightPlan
 
         plan = WeightPlan.of(self._policy.weights())
         self._sender = None

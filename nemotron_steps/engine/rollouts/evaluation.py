@@ -177,15 +177,14 @@ class RateJournal:
 
     def __init__(self, path: Path) -> None:
         self.rates: dict[int, PassRate] = {}
-        self._known = self._always = self._never = 0
-        self._sum = 0.0
         whole = 0
         if path.is_file():
             with path.open("rb") as lines:
                 for line in lines:
                     if not line.endswith(b"\n"):
                         break
-                    self._count(PassRate(**json.loads(line)))
+                    rate = PassRate(**json.loads(line))
+                    self.rates[rate.index] = rate
                     whole += len(line)
         self._file = path.open("ab")
         self._file.truncate(whole)
@@ -194,29 +193,22 @@ class RateJournal:
         """Keep a rate."""
         self._file.write(json.dumps(asdict(rate), separators=(",", ":")).encode() + b"\n")
         self._file.flush()
-        self._count(rate)
+        self.rates[rate.index] = rate
 
     def figures(self) -> dict[str, float]:
         """Over the prompts that have a rate: its mean, and the shares that were solved always and never."""
-        if not self._known:
+        known = [rate for rate in self.rates.values() if rate.rate is not None]
+        if not known:
             return {}
         return {
-            "pass_rate": self._sum / self._known,
-            "always_solved_share": self._always / self._known,
-            "never_solved_share": self._never / self._known,
+            "pass_rate": sum(rate.passed / rate.graded for rate in known) / len(known),
+            "always_solved_share": sum(rate.passed == rate.graded for rate in known) / len(known),
+            "never_solved_share": sum(rate.passed == 0 for rate in known) / len(known),
         }
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def _count(self, rate: PassRate) -> None:
-        self.rates[rate.index] = rate
-        if rate.rate is not None:
-            self._known += 1
-            self._sum += rate.rate
-            self._always += rate.passed == rate.graded
-            self._never += rate.passed == 0
 
 
 async def rate_prompts(

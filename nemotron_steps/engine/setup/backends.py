@@ -21,7 +21,7 @@ from nemotron_steps.engine.rollouts.conversation import TurnFormat
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
 from nemotron_steps.engine.setup.rows import Needs
 from nemotron_steps.engine.types import Generator, Policy, SamplingParams, Teachers
-from nemotron_steps.engine.weight_sync.streams import ChannelHandles
+from nemotron_steps.engine.weight_sync.transfer import ChannelHandles
 from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet
 from nemotron_steps.environments.judged.judges import HttpJudge, Judge
 from nemotron_steps.errors import ArtifactError, UnsupportedError
@@ -166,15 +166,9 @@ def build_judge(role: str, config: VllmModelConfig, *, defer_to: AsyncSampler | 
         )
     except UnsupportedError as error:
         # It names the keys of the policy's generator.
-        policys, own = "policy.generation.backend=", f"{_section(role)}.backend="
-        hints = [hint.replace(policys, own) for hint in error.hints]
-        raise UnsupportedError(
-            f"judge {role}: {error.what}",
-            where=(error.where or "").replace(policys, own) or None,
-            expected=error.expected,
-            found=error.found,
-            hints=[hint for hint in hints if "policy" not in hint],
-        ) from error
+        where, hints = f"{_section(role)}.backend={config.backend}", [f"{_section(role)}.backend=embedded"]
+        what, hints = f"judge {role}: {error.what}", hints if config.backend == "vllm" else []
+        raise UnsupportedError(what, where=where, expected=error.expected, found=error.found, hints=hints) from error
     sampler = AsyncSampler(generator, name=role, defer_to=defer_to)
     return GeneratorJudge(
         sampler,

@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from nemotron_steps.config.schema.rl import JUDGE_ROLES, EnvConfig, RlConfig, Vl
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows, PromptStream, Rows, read_rows
 from nemotron_steps.environments.base import Environment, Row
 from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet
-from nemotron_steps.environments.judged.judges import Messages, longer_context
+from nemotron_steps.environments.judged.judges import Messages
 from nemotron_steps.environments.registry import agent_of, refuse_unread_settings
 from nemotron_steps.errors import ArtifactError, ConfigError, DataError, show_line
 from nemotron_steps.models.architecture import Architecture, hf_folder
@@ -39,7 +38,7 @@ _SECTION = "on_policy_distillation"
 
 
 class TeacherChoice:
-    """Rows to names of teachers."""
+    """Rows to names of teachers: by a field of the row, by its agent, or the one that has all others."""
 
     def __init__(self, config: OnPolicyDistillationConfig, *, only: str | None) -> None:
         self._config, self._only = config, only
@@ -51,33 +50,40 @@ class TeacherChoice:
                 expected="at least one",
                 hints=("--input teachers.NAME=PATH",),
             )
-        for agent, name in config.teacher_model_by_agent_name.items():
-            self._known(name, f"{_SECTION}.teacher_model_by_agent_name.{agent}")
-        for name in config.non_colocated_teachers.teacher_overrides:
-            self._known(name, f"{_SECTION}.non_colocated_teachers.teacher_overrides.{name}")
-        self._default = config.default_teacher_alias
-        if self._default is not None:
-            self._known(self._default, f"{_SECTION}.default_teacher_alias")
+        by_agent, overrides = config.teacher_model_by_agent_name, config.non_colocated_teachers.teacher_overrides
+        named = {f"teacher_model_by_agent_name.{agent}": name for agent, name in by_agent.items()}
+        named |= {f"non_colocated_teachers.teacher_overrides.{name}": name for name in overrides}
+        if config.default_teacher_alias is not None:
+            named["default_teacher_alias"] = config.default_teacher_alias
+        for key, name in named.items():
+            if name not in self._teachers:
+                close = nearest(name, self._teachers) or self._teachers[:1]
+                chosen = () if name in overrides else (f"{_SECTION}.{key}={close[0]}",)
+                raise ConfigError(
+                    f"unknown teacher '{name}'",
+                    where=f"{_SECTION}.{key}",
+                    expected=" or ".join(self._teachers),
+                    found=name,
+                    hints=(*chosen, f"--input teachers.{name}=PATH"),
+                )
 
     def of(self, row: Mapping[str, Any], where: str) -> str:
         """The teacher of a row."""
         config = self._config
-        if config.teacher_field is not None:
-            name = row.get(config.teacher_field)
-            if name is not None:
-                if name not in self._teachers:
-                    raise DataError(
-                        f"the row's teacher '{name}' is not there",
-                        where=f"{where} field {config.teacher_field}",
-                        expected=" or ".join(self._teachers),
-                        found=str(name),
-                        hints=(f"--input teachers.{name}=PATH", *show_line(where)),
-                    )
-                return str(name)
+        name = None if config.teacher_field is None else row.get(config.teacher_field)
+        if name is not None and name not in self._teachers:
+            raise DataError(
+                f"the row's teacher '{name}' is not there",
+                where=f"{where} field {config.teacher_field}",
+                expected=" or ".join(self._teachers),
+                found=str(name),
+                hints=(f"--input teachers.{name}=PATH", *show_line(where)),
+            )
+        if name is not None:
+            return str(name)
         agent = self._only if self._only is not None else agent_of(row, where)
-        chosen = config.teacher_model_by_agent_name.get(agent, self._default)
-        if chosen is None and len(self._teachers) == 1:
-            return self._teachers[0]
+        only = self._teachers[0] if len(self._teachers) == 1 else None
+        chosen = config.teacher_model_by_agent_name.get(agent, config.default_teacher_alias) or only
         if chosen is None:
             raise DataError(
                 f"no teacher for rows of '{agent}'",
@@ -90,18 +96,6 @@ class TeacherChoice:
                 ),
             )
         return chosen
-
-    def _known(self, name: str, key: str) -> None:
-        if name not in self._teachers:
-            close = nearest(name, self._teachers) or self._teachers[:1]
-            chosen = () if key.endswith(f".{name}") else (f"{key}={close[0]}",)
-            raise ConfigError(
-                f"unknown teacher '{name}'",
-                where=key,
-                expected=" or ".join(self._teachers),
-                found=name,
-                hints=(*chosen, f"--input teachers.{name}=PATH"),
-            )
 
 
 _AT_ONCE = 256
@@ -160,17 +154,16 @@ def _refuse_without_room(config: RlConfig, rows: PromptRows, model: str) -> None
     room: float = most + policy.generation.max_new_tokens
     with suppress(ArtifactError):  # a longer one than the model was made for would be refused in turn
         room = min(room, Architecture.from_folder(hf_folder(model)).positions)
-    hints = [f"{key}={room}   # room for all of them"] if room > most else []
-    if len(long) < len(rows):
-        # To leave out most prompts is hardly what was meant.
-        at = len(hints) if len(long) > len(rows) / 2 else 0
-        hints.insert(at, f"data.max_input_seq_length={limit - 1}   # leaves them out")
     raise DataError(
         f"{len(long)} of {len(rows)} prompts leave no room for an answer",
         where=rows[place].where,
         expected=f"fewer than {limit} tokens ({key})",
         found=f"{tokens}, the longest {most}",
-        hints=[*hints, *show_line(rows[place].where)],
+        hints=[
+            *([f"data.max_input_seq_length={limit - 1}   # leaves them out"] if len(long) < len(rows) else []),
+            *([f"{key}={room}   # room for all of them"] if room > most else []),
+            *show_line(rows[place].where),
+        ],
     )
 
 
@@ -197,8 +190,7 @@ def _text(row: PromptRow) -> str:
 class JudgeToBe:
     """Stands for a judge that is not loaded yet."""
 
-    def __init__(self, role: str, config: VllmModelConfig) -> None:
-        self._role = role
+    def __init__(self, config: VllmModelConfig) -> None:
         self._config = config
         self._unwritten: dict[tuple[str, ...], tuple[str, ...]] = {}
 
@@ -206,50 +198,25 @@ class JudgeToBe:
         """Never asked."""
         raise AssertionError("rows are checked without a judge")
 
-    def refuse_longer(self, messages: Messages, where: str, *, max_tokens: int) -> None:
-        """DataError for a question, of the row at `where`, that fills the context; see MeasuringJudge."""
-        limit, texts = self._config.max_total_sequence_length, [message["content"] for message in messages]
-        if sum(len(text.encode()) for text in texts) < limit or self._tokenizer is None:
-            return
-        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        tokens = sum(len(each.ids) for each in encoded)
-        if tokens < limit:
-            return
-        key = f"env.nemo_gym.{self._role}.responses_api_models.vllm_model.max_total_sequence_length"
-        raise DataError(
-            f"what {self._role} is asked about this row leaves no room for its answer",
-            where=where,
-            expected=f"fewer than {limit} tokens ({key})",
-            found=f"{tokens}, without the answers that it is to judge",
-            hints=(longer_context(key, tokens + max_tokens), *show_line(where)),
-        )
-
     def unwritten(self, messages: Messages) -> tuple[str, ...]:
         """Roles of a question that the judge's template refuses or leaves out; see MeasuringJudge."""
         own = tuple(role for role in (message["role"] for message in messages) if role not in COMMON_ROLES)
-        if own in self._unwritten or not own or self._folder is None:
-            return self._unwritten.get(own, ())
+        if own and own not in self._unwritten:
+            self._unwritten[own] = self._left_out(own)
+        return self._unwritten.get(own, ())
+
+    def _left_out(self, own: tuple[str, ...]) -> tuple[str, ...]:
+        model = self._config.model
+        if self._config.backend == "http" or model is None or not (hf_folder(model) / "tokenizer.json").is_file():
+            return ()  # somebody else serves it, or it is not here yet
         marked = [{"role": role, "content": f"what {role} said"} for role in ("user", *own)]
         try:
-            text = ChatFormat.from_folder(self._folder).render_text(marked)
-            self._unwritten[own] = tuple(each["role"] for each in marked if each["content"] not in text)
+            text = ChatFormat.from_folder(hf_folder(model)).render_text(marked)
         except ArtifactError:  # without a template; who loads it says so
-            self._unwritten[own] = ()
+            return ()
         except (TemplateError, TypeError, ValueError):  # `raise_exception` of a role that it does not know
-            self._unwritten[own] = own
-        return self._unwritten[own]
-
-    @cached_property
-    def _folder(self) -> Path | None:
-        """None for a judge that somebody else serves, or that is not here yet."""
-        if self._config.backend == "http" or self._config.model is None:
-            return None
-        folder = hf_folder(self._config.model)
-        return folder if (folder / "tokenizer.json").is_file() else None
-
-    @cached_property
-    def _tokenizer(self) -> Tokenizer | None:
-        return _tokenizer(self._folder) if self._folder is not None else None
+            return own
+        return tuple(each["role"] for each in marked if each["content"] not in text)
 
 
 @dataclass(frozen=True)
@@ -357,7 +324,7 @@ def check_rows(
     gym = config.nemo_gym
     refuse_unread_settings(gym.environments)
     chosen = {role: gym.judge(role) for role in JUDGE_ROLES}
-    configured = {role: JudgeToBe(role, judge) for role, judge in chosen.items() if judge is not None}
+    configured = {role: JudgeToBe(judge) for role, judge in chosen.items() if judge is not None}
     environments = EnvironmentSet(gym.environments, configured, only=only)
     if policy_served:
         environments.offer_policy("http://127.0.0.1/v1", POLICY_NAME)

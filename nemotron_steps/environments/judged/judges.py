@@ -39,10 +39,7 @@ class Judge(Protocol):
 
 @runtime_checkable
 class MeasuringJudge(Protocol):
-    """A judge that knows beforehand whether a question fits it."""
-
-    def refuse_longer(self, messages: Messages, where: str, *, max_tokens: int) -> None:
-        """Refuse a question about the row at `where` that fills the judge's context."""
+    """A judge that knows beforehand how it is asked."""
 
     def unwritten(self, messages: Messages) -> tuple[str, ...]:
         """Roles of a question whose messages the judge would never see: its chat template refuses or drops them."""

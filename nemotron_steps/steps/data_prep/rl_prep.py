@@ -17,7 +17,7 @@ from nemotron_steps.artifacts.files import storage_errors, to_json_bytes, write_
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.data_prep import LowEffortShare, PromptLengthConfig, ReasoningGymSource, RlPrepConfig
-from nemotron_steps.engine.rollouts.low_effort import asks_for_low_effort, low_effort_row
+from nemotron_steps.engine.rollouts.data import asks_for_low_effort, low_effort_row
 from nemotron_steps.environments.registry import (
     agent_of,
     environment_class,

@@ -22,7 +22,7 @@ from nemotron_steps.config.schema.data_prep import (
     SweDemonstrations,
     TokenizerTrainingConfig,
 )
-from nemotron_steps.engine.rollouts.low_effort import with_instruction
+from nemotron_steps.engine.rollouts.data import with_instruction
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN, content_text, split_reasoning
 from nemotron_steps.rows.layouts import read_chat
 from nemotron_steps.rows.lines import Row, read_rows

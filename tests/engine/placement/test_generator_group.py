@@ -17,7 +17,7 @@ from nemotron_steps.engine.placement.generator_group import (
     RayGenerator,
 )
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
-from nemotron_steps.engine.weight_sync.streams import Offer, StreamReceiver, WeightPlan
+from nemotron_steps.engine.weight_sync.transfer import Offer, StreamReceiver, WeightPlan
 
 
 class Noted:

@@ -3,8 +3,7 @@
 import pytest
 
 from nemotron_steps.engine.weight_sync import transfer as module
-from nemotron_steps.engine.weight_sync.streams import Offer, WeightPlan
-from nemotron_steps.engine.weight_sync.transfer import WeightTransfer
+from nemotron_steps.engine.weight_sync.transfer import Offer, WeightPlan, WeightTransfer
 
 PLAN = WeightPlan(())
 

@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemotron_steps.engine.weight_sync.streams import StreamReceiver, StreamSender, WeightPlan
-from nemotron_steps.engine.weight_sync.transfer import Receiver, choose_transports
+from nemotron_steps.engine.weight_sync.transfer import (
+    Receiver,
+    StreamReceiver,
+    StreamSender,
+    WeightPlan,
+    choose_transports,
+)
 from nemotron_steps.engine.workers.workers import Worker, bind_port, join_store, serve_store
 from tests.engine.weight_sync.transfers import transfer
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 from torch.storage import TypedStorage, UntypedStorage
 
-from nemotron_steps.engine.weight_sync.streams import Bucket, ChannelHandles, Entry, Offer, StreamSender, WeightPlan
+from nemotron_steps.engine.weight_sync.transfer import Bucket, ChannelHandles, Entry, Offer, StreamSender, WeightPlan
 from nemotron_steps.engine.workers.workers import serve_store
 from nemotron_steps.errors import RESUME, WorkerLostError
 from nemotron_steps.waiting import waiting

@@ -24,7 +24,7 @@ from nemotron_steps.engine.workers.workers import end_with_parent
 if TYPE_CHECKING:
     import torch
 
-    from nemotron_steps.engine.weight_sync.streams import StreamReceiver
+    from nemotron_steps.engine.weight_sync.transfer import StreamReceiver
 
 
 @dataclass
@@ -126,7 +126,7 @@ class OfferedTransfer(_LayerwiseTransfer):
 
     def init_transfer_engine(self, init_info: Opening) -> None:
         """Take up this worker's offer."""
-        from nemotron_steps.engine.weight_sync.streams import StreamReceiver
+        from nemotron_steps.engine.weight_sync.transfer import StreamReceiver
 
         offered = from_plain(init_info.handles[self.parallel_config.rank])
         self._ends[init_info.channel] = StreamReceiver.of(offered)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from nemotron_steps.engine.generation.vllm import transfer as vllm_transfer
-from nemotron_steps.engine.weight_sync.streams import ChannelHandles, StreamSender, WeightPlan
+from nemotron_steps.engine.weight_sync.transfer import ChannelHandles, StreamSender, WeightPlan
 from nemotron_steps.engine.workers.workers import serve_store
 from nemotron_steps.errors import WorkerLostError
 from tests.engine.generation.vllm.conftest import PROMPTS, SIZES, sample, shift, started, token_mult_prob_error
