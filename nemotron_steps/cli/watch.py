@@ -162,7 +162,7 @@ def _curves(seen: StepSeen, out: Terminal) -> Iterator[str]:
     for label, name in _ROWS.items():
         if name in seen.curves:
             values = seen.curves[name].values
-            line = sparkline(values, room) if out.unicode else ""
+            line = sparkline(values, room)
             yield f"  {out.style(label.ljust(10), 'dim')} {number(values[-1]).rjust(10)}  {line}".rstrip()
 
 
@@ -245,7 +245,7 @@ class _RunConfigs:
 
 def open_display(out: Terminal, plan: Plan) -> PictureDisplay | LineDisplay:
     """The display for a terminal: a picture when it can redraw, lines otherwise."""
-    if out.stream.isatty() and out.unicode:
+    if out.stream.isatty():
         return PictureDisplay(out, plan)
     return LineDisplay(out)
 

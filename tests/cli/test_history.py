@@ -181,11 +181,3 @@ def test_a_run_that_never_began_is_told_with_what_its_job_said(
     error = not_started(store, RunInfo(RUN))
     assert (error.found, error.where) == (found, f"home/runs/{RUN}/{name}")
     assert error.hints == (f"steps run --resume {RUN}   # once that is mended",)
-
-
-def test_the_page_is_written_and_named(cli, workplace):
-    assert cli("run", "toy/make").code == 0
-    assert cli("index").out == "home/index.html\n"
-    assert "toy/make/rows:v1" in (workplace / "home" / "index.html").read_text()
-    made = cli("index", "--out", "pages/all.html", "--json").json
-    assert made == {"index": "pages/all.html"} and (workplace / "pages" / "all.html").is_file()

@@ -3,31 +3,24 @@ of a home. The templates of `assets` escape every value: samples are model outpu
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from markupsafe import Markup
 
 from nemotron_steps.artifacts.files import as_float, write_atomic
-from nemotron_steps.artifacts.integrity import OBJECTS, place_of
-from nemotron_steps.artifacts.models import Artifact, short_digest
+from nemotron_steps.artifacts.models import short_digest
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import ArtifactError
 from nemotron_steps.runs import log_format
 from nemotron_steps.runs.report import svg
 from nemotron_steps.runs.report.data import RunReport, StepReport, read_report
 from nemotron_steps.runs.report.seed_stats import MEANING, Outcome, as_text, spread_tables
-from nemotron_steps.runs.run_folder import KILLED, RunInfo, called, list_runs
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -180,49 +173,3 @@ def command_of(request: Mapping[str, Any]) -> str:
     words += [part for port, ref in (request.get("inputs") or {}).items() for part in ("--input", f"{port}={ref}")]
     words += [part for text in request.get("over") or [] for part in ("--over", text)]
     return shlex.join(map(str, [*words, *(request.get("overrides") or [])]))
-
-
-INDEX_NAME = "index.html"
-
-
-def write_index(store: ArtifactStore, path: Path | None = None) -> Path:
-    """Write the page, by default into the home (its local copy, of one on an object store); returns where."""
-    home = store.backend.scratch
-    path = path or home / INDEX_NAME
-    artifacts = []
-    for artifact in store.list_artifacts():
-        place = home / OBJECTS / artifact.digest
-        with suppress(ArtifactError):  # a folder that may be anybody's is no link
-            place = place_of(store, artifact)
-        artifacts.append(artifact.at(place))
-    page = render_index(store.backend.url, list_runs(store), artifacts, home, path.absolute().parent)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, page.encode())
-    return path
-
-
-def render_index(title: str, runs: Sequence[RunInfo], artifacts: Sequence[Artifact], home: Path, folder: Path) -> str:
-    """The whole page."""
-
-    def link(target: Path) -> str:
-        # "./" keeps a first part with a colon from being read as a scheme.
-        return "./" + quote(Path(os.path.relpath(target.absolute(), folder)).as_posix())
-
-    def report_of(run: str) -> str:
-        report = home / "runs" / run / "report.html"
-        return link(report) if report.is_file() else ""
-
-    return render(
-        "index.html",
-        title=title,
-        now=time.time(),
-        runs=sorted(runs, key=lambda info: info.created, reverse=True),
-        artifacts=sorted(artifacts, key=lambda artifact: artifact.created, reverse=True),
-        report_of=report_of,
-        folder_of=lambda artifact: link(artifact.path) if artifact.path.is_dir() else "",
-        called=lambda run: called(run, runs),
-        asked_for=lambda run: command_of(run.request) or run.name,
-        states=lambda run: Counter(str(step.get("state", "pending")) for step in run.steps.values()),
-        # A killed run could not write down when it ended.
-        time_taken=lambda run: 0.0 if run.status == KILLED else max(run.updated - run.created, 0.0),
-    )
