@@ -46,7 +46,6 @@ _ROWS = {
     "mismatch": "token_mult_prob_error",
     "grad norm": "grad_norm",
 }
-_SECONDS_BETWEEN_LINES = 5.0
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STATES = {"step_started": "running", "step_waiting": "waiting", "step_finished": "ran", "step_failed": "failed"}
 _MARKS = {"ran": "✓", "cached": "✓", "reused": "✓", "running": "●", "failed": "✗"}
@@ -251,31 +250,20 @@ def open_display(out: Terminal, plan: Plan) -> PictureDisplay | LineDisplay:
 
 
 class LineDisplay:
-    """Timestamped lines, those of metrics and progress at most one every few seconds."""
+    """Timestamped lines."""
 
     def __init__(self, out: Terminal) -> None:
         self._terminal = out
-        self._last = 0.0
 
     def __call__(self, record: Record) -> None:
-        """Show a record."""
-        kind = record["kind"]
+        """Print a record, unless it is said at the run's end."""
+        kind, text = record["kind"], record_line(record)
         if kind in ("sample", "run_finished", "summary"):
             return
-        if kind in ("metrics", "progress"):
-            now = time.monotonic()
-            if now - self._last < _SECONDS_BETWEEN_LINES:
-                return
-            self._last = now
-        text, step = record_line(record), record["step"]
-        if kind == "progress":
-            total = record["total"]
-            count = f" {number(record['completed'])}/{number(total)}" if total else ""
-            text = f"[{step}] {record['description']}{count}"
-        elif kind == "warning":
+        if kind == "warning":
             text = f"▲ {record['text']}"
         elif kind == "metrics" and (numbers := headline(record["values"])):
-            text = f"[{step}] step {record['index']}: {numbers}"
+            text = f"[{record['step']}] step {record['index']}: {numbers}"
         if text is not None:
             stamp = time.strftime("%H:%M:%S", time.localtime(record["time"]))
             self._terminal.print(f"{stamp} {printable(text)}")

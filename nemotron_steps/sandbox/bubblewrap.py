@@ -68,7 +68,6 @@ class BubblewrapSandbox(Sandbox):
             if shutil.which(program) is None:
                 raise UnsupportedError(
                     f"running model-written code needs `{program}`, which is not installed",
-                    expected=f"the {package} package",
                     found=f"no `{program}` on PATH",
                     hints=(f"apt-get install -y {package}",),
                 )
@@ -103,7 +102,6 @@ class BubblewrapSandbox(Sandbox):
             if not ended.ready and ended.outcome is not Outcome.MEMORY_LIMIT:
                 raise SandboxError(
                     "the sandbox could not be set up",
-                    expected="bubblewrap and the launcher reach the program",
                     found=f"{ended.outcome.value}, exit code {ended.exit_code}: {ended.stderr[:500]}",
                     hints=() if os.geteuid() == 0 else _NAMESPACES,
                 )

@@ -136,7 +136,6 @@ async def check_engine(engine: str) -> None:
     if shutil.which(engine) is None:
         raise UnsupportedError(
             f"running in a container image needs `{engine}`, which is not installed",
-            expected=f"`{engine}` on PATH",
             hints=(_HINTS[engine],),
         )
     arguments = ["version"] if engine == "apptainer" else ["info"]
@@ -144,7 +143,6 @@ async def check_engine(engine: str) -> None:
     if not result.ok:
         raise UnsupportedError(
             f"`{engine}` is installed but does not work here",
-            expected=f"`{engine} {arguments[0]}` succeeds",
             found=(result.stderr or result.stdout)[-300:],
             hints=(_HINTS[engine],),
         )

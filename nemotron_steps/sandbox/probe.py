@@ -101,7 +101,6 @@ def _reached(result: SandboxResult, secret: str) -> dict[str, str]:
     if report.get("secret") != secret:
         raise SandboxError(
             "the sandbox's start-up probe did not run to its end",
-            expected="exit code 0 and a report",
             found=f"{result.outcome.value}, exit code {result.exit_code}: {(result.stderr or result.stdout)[-400:]}",
         )
     return {name: how for name, how in report["results"].items() if how is not None}

@@ -18,7 +18,6 @@ from nemotron_steps.errors import DataError, StepsError
 from nemotron_steps.testing.environment_subject import (
     PROMPT_KEYS,
     STRANGE,
-    UNITS,
     WORTHLESS,
     Answer,
     EnvironmentSubject,
@@ -156,11 +155,6 @@ def unknown_fields_change_nothing(subject: EnvironmentSubject) -> None:
         raise Unmet("a field that it does not know changes the verdict", found=f"{plain(one)} and {plain(other)}")
 
 
-_SMALL, _LARGE = 8_192, 65_536
-_UNNOTICED = 0.05
-"""Seconds of processor time in which an answer of _LARGE characters may be judged however it likes."""
-
-
 @SUITE.check("empty_answers_are_judged")
 def right_answers_earn_most(subject: EnvironmentSubject) -> None:
     """The right answer of each row earns more than an answer without content."""
@@ -228,35 +222,6 @@ def typed_answers_are_judged(subject: EnvironmentSubject) -> None:
             if wrong and best is not None and verdict.reward >= best:
                 earned = f"{what} earns {verdict.reward}, the right answer {best}"
                 raise Unmet(earned, hint="refuse it, once, when it is read")
-
-    subject.within(look)
-
-
-@SUITE.check("huge_answers_are_judged")
-def time_grows_with_the_answer(subject: EnvironmentSubject) -> None:
-    """Eight times the answer takes at most some eight times the time, whatever it is made of."""
-
-    async def seconds(environment: Environment, text: str) -> float:
-        times = []
-        for _ in range(2):
-            row = copy.deepcopy(subject.rows[0])
-            begin = time.process_time()
-            await judged(environment, row, text)
-            times.append(time.process_time() - begin)
-            if times[-1] < _UNNOTICED:
-                break
-        return min(times)
-
-    async def look(environment: Environment) -> None:
-        for unit in UNITS:
-            large = await seconds(environment, unit * (_LARGE // len(unit)))
-            if large < _UNNOTICED:
-                continue
-            small = await seconds(environment, unit * (_SMALL // len(unit)))
-            if large > 3 * (_LARGE / _SMALL) * max(small, 0.002):
-                took = f"{unit!r} again and again: {small:.3f} s for {_SMALL} characters, {large:.3f} s for {_LARGE}"
-                hint = "a regular expression that backtracks, a search inside of a loop; GradingPool bounds the rest"
-                raise Unmet(took, hint=hint)
 
     subject.within(look)
 

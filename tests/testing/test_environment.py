@@ -62,12 +62,6 @@ BROKEN: dict[str, tuple[Change, ...]] = {
         TEXT, f"{TEXT}        try:\n            json.loads(text)\n        except ValueError:\n            pass\n"
     ),
     "typed_answers_are_judged": in_verify("assert 'kit' not in text"),
-    "time_grows_with_the_answer": swap(
-        TEXT,
-        TEXT
-        + "        if len(text) < 70_000:\n"
-        + LOOP.replace("        ", "            ", 1).replace("\n            text", "\n                text"),
-    ),
     "judging_is_deterministic": swap("self.config.full if right", "1.0 - random.random() / 9 if right"),
     "it_keeps_no_state": (
         *in_verify("self.count += 1"),

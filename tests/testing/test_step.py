@@ -53,7 +53,6 @@ STATIC: dict[str, tuple[Change, ...]] = {
     "parameters_tell_their_defaults": swap("default = 3", "default = 4", TOML),
     "choices_are_accepted": swap('["first", "last"]', '["first", "last", "middle"]', TOML),
     "overrides_can_be_pasted": swap('"count*=2|6"', '"cuont=6"', TOML),
-    "hints_are_reachable": swap('then = "Keep more."', 'then = "Keep more."\nsignal = "reward_saturatd"', TOML),
     "importing_it_is_light": ((CODE, "import json\n", "import json\nimport jax\n"), ("jax.py", "", "a = 1\n")),
     "wrong_values_are_refused": swap("count: PositiveInt = 3", "count: Any = 3"),
 }

@@ -92,7 +92,6 @@ def _create_dataset(task: ReasoningGymTask, seed: int, size: int) -> Any:
         raise UnknownNameError(
             f"reasoning-gym has no data set `{task.dataset}`",
             where=where,
-            expected="a data set of the installed reasoning-gym",
             hints=tuple(f"dataset: {name}" for name in difflib.get_close_matches(task.dataset, DATASETS, n=3)),
         )
     try:
