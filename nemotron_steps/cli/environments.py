@@ -228,11 +228,6 @@ def _print_verified(graded: Sequence[Regraded], different: Sequence[Regraded], o
     rows = {"rollouts": str(len(graded)), "same reward": f"{len(graded) - len(different)} of {len(graded)}"}
     if ungraded := sum(each.verdict.reward is None for each in graded):
         rows["not judged here"] = str(ungraded)
-    pairs = [(each.recorded, each.verdict.reward) for each in graded]
-    both = [(recorded, here) for recorded, here in pairs if recorded is not None and here is not None]
-    if both:
-        recorded, here = (number(sum(rewards) / len(both)) for rewards in zip(*both, strict=True))
-        rows["mean reward"] = f"recorded {recorded}, here {here}"
     out.table([[out.style(label, "dim"), text] for label, text in rows.items()])
 
 
