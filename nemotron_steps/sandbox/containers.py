@@ -48,12 +48,7 @@ class ContainerSandbox(Sandbox):
         super().__init__(max_concurrency)
         self.engine = engine
         self.image = image
-        self._python = python
-
-    @property
-    def python(self) -> str:
-        """See Sandbox.python."""
-        return self._python
+        self.python = python
 
     async def probe(self) -> None:
         """See Sandbox.probe. The image's own files are the program's to read; the host's are not."""
