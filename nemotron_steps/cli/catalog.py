@@ -288,9 +288,9 @@ def explain(args: argparse.Namespace) -> int:
     name = args.code.removeprefix("error[").removesuffix("]")
     code, signal = name.upper(), name.lower().replace("-", "_")
     if code in codes:
-        return _show_explanation(code, codes[code], {}, as_json=args.as_json)
+        return _show_explanation(code, codes[code], as_json=args.as_json)
     if signal in signals:
-        return _show_explanation(signal, signals[signal], _advice_against(signal), as_json=args.as_json)
+        return _show_explanation(signal, signals[signal], as_json=args.as_json)
     close = nearest(code, codes) if re.match(r"E\d", code) else [each for each in signals if signal in each]
     close = close or nearest(signal, signals)
     raise UnknownNameError(
@@ -301,9 +301,9 @@ def explain(args: argparse.Namespace) -> int:
     )
 
 
-def _show_explanation(name: str, entry: Mapping[str, Any], advice: dict[str, list[str]], *, as_json: bool) -> int:
+def _show_explanation(name: str, entry: Mapping[str, Any], *, as_json: bool) -> int:
     if as_json:
-        return print_json({"code": name, **entry, **({"advice": advice} if advice else {})})
+        return print_json({"code": name, **entry})
     out = Terminal.of()
     out.print(f"{out.style(name, 'bold')}  {entry['title']}\n")
     out.wrap(entry["cause"])
@@ -318,17 +318,4 @@ def _show_explanation(name: str, entry: Mapping[str, Any], advice: dict[str, lis
         out.wrap(entry["look"], indent=2)
     out.print(f"\n{out.style('What mends it', 'dim')}")
     out.wrap(entry["mend"], indent=2)
-    for overrides, steps in advice.items():
-        out.print(f"  {out.style(overrides, 'cyan')}   # {', '.join(steps)}")
     return 0
-
-
-def _advice_against(signal: str) -> dict[str, list[str]]:
-    from nemotron_steps.manifest.registry import load_registry
-
-    found: dict[str, list[str]] = {}
-    for step_id, manifest in load_registry().steps.items():
-        answers = [strategy for strategy in manifest.strategies if signal in strategy.signal and strategy.override]
-        if answers:
-            found.setdefault(" ".join(text for each in answers for text in each.overrides_for({})), []).append(step_id)
-    return found

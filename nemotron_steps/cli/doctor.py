@@ -161,12 +161,13 @@ def _packs(session: Session) -> Iterator[Finding]:
     for warning in registry.warnings:
         yield Finding("note", WARNING, f"{warning.what} ({warning.where})", "\n".join(warning.hints))
     yield from _plugins()
-    yield from _environment()
 
 
 def _plugins() -> Iterator[Finding]:
-    """Entry points of installed packages whose source says that they cannot be loaded."""
+    from nemotron_steps.config.locations import environment_files
+    from nemotron_steps.errors import StepsError
     from nemotron_steps.errors.plugins import entry_points, unusable
+    from nemotron_steps.runs.executors.base import executor_names, profile_model
 
     for kind in ("environments", "executors"):
         for point in entry_points(f"nemotron_steps.{kind}"):
@@ -174,13 +175,6 @@ def _plugins() -> Iterator[Finding]:
                 package = point.dist.name if point.dist is not None else "an unnamed package"
                 detail = f"{point.name} of {package} cannot be loaded: {why[0]} ({point.value})"
                 yield Finding(kind.rstrip("s"), FAILED, detail, f"pip uninstall {package}")
-
-
-def _environment() -> Iterator[Finding]:
-    from nemotron_steps.config.locations import environment_files
-    from nemotron_steps.errors import StepsError
-    from nemotron_steps.runs.executors.base import executor_names, profile_model
-
     yield Finding("executors", OK, ", ".join(executor_names()))
     if not any(file.is_file() for file in environment_files()):
         yield Finding("env.toml", ABSENT, "no profiles", "needed only for -r and -b")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.config.secrets import may_be_secret, redact_text
+from nemotron_steps.config.secrets import may_be_secret, redact, redact_text
 from nemotron_steps.errors import InterruptedRunError, RequestError, StepsError
 from nemotron_steps.session.jobs import printable
 
@@ -104,7 +104,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
         name = type(error).__name__
         fields = {"code": "E999", "class": name, "what": printable(str(error)) or name, "where": location(error)}
         fields |= {"expected": None, "found": None, "hints": []}
-    print_json({"error": _redacted(fields)})
+    print_json({"error": redact(fields)})
     return exit_code(error)
 
 
@@ -168,14 +168,6 @@ def _render_unexpected(error: BaseException, out: Terminal) -> None:
     for line in "".join(traceback.format_exception(error)).splitlines():
         out.print(out.style(_clean(line), "dim"))
     out.print(f"  {out.style('hint:', 'cyan')} steps doctor")
-
-
-def _redacted(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _redacted(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_redacted(item) for item in value]
-    return redact_text(value) if isinstance(value, str) else value
 
 
 def _clean(text: str) -> str:

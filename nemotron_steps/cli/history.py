@@ -1,4 +1,4 @@
-"""`steps runs`, `logs`, `status`, `cancel`, `report`, `index`: what ran here, what it said, how it stands."""
+"""`steps runs`, `logs`, `status`, `cancel`, `report`: what ran here, what it said, how it stands."""
 
 from __future__ import annotations
 
@@ -60,19 +60,15 @@ def runs(args: argparse.Namespace) -> int:
         return 0
     rows = []
     for info in found:
-        age = max(time.time() - info.created, 0.0)
-        units = (f"{age // unit:.0f} {name} ago" for name, unit in _UNITS.items() if age >= unit)
+        began = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.created))
         # A killed run could not write down when it ended.
         took = "" if info.status == "killed" else duration(max(info.updated - info.created, 0.0))
-        notes = [out.style(text, "dim") for text in (next(units, "just now"), took)]
+        notes = [out.style(text, "dim") for text in (began, took)]
         listed = info.listed()
         said = (metric_text(listed["metric"]), " ".join([info.name, *listed["overrides"]]))
         rows.append([called(info, every), _status(info.status, out), *notes, *map(printable, said)])
     out.table(rows)
     return 0
-
-
-_UNITS = {"d": 86400, "h": 3600, "min": 60}
 
 
 def status(args: argparse.Namespace) -> int:

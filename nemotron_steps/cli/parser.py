@@ -187,7 +187,7 @@ def _history(add: Callable[..., Parser]) -> None:
         if name == "watch":
             command.add_argument("--once", action="store_true", help="print one look at it and end")
             command.add_argument("--samples", action="store_true", help="with its latest samples")
-            _home(command)
+            _stored(command, as_json=False)
             continue
         if name == "logs":
             command.add_argument("-f", "--follow", action="store_true", help="keep printing until the run ends")
@@ -254,14 +254,11 @@ def _environments(add: Callable[..., Parser], into: Any) -> None:
     serve.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
 
 
-def _stored(command: Parser) -> None:
-    _home(command)
-    _json(command)
-
-
-def _home(command: Parser) -> None:
+def _stored(command: Parser, *, as_json: bool = True) -> None:
     where = "where runs and artifacts are (default: STEPS_HOME or .steps)"
     command.add_argument("--home", metavar="DIR|URL", help=where)
+    if as_json:
+        _json(command)
 
 
 def _json(command: Parser) -> None:

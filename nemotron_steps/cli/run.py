@@ -205,21 +205,17 @@ def shown(request: RunRequest, out: Terminal | None, found: Plan) -> Iterator[Li
     if out is None:
         yield None
         return
-    from nemotron_steps.cli.watch import open_display
+    from nemotron_steps.cli.watch import LineDisplay
 
     show_plan(found, request, out)
     out.print()
-    display = open_display(out, found)
+    display = LineDisplay(out)
 
-    def draw(record: Record) -> None:
+    def say(record: Record) -> None:
         with suppress(OSError):  # a terminal that is gone, a full disk: the run goes on
             display(record)
 
-    try:
-        yield draw
-    finally:
-        with suppress(OSError):
-            display.close()
+    yield say
 
 
 @contextmanager

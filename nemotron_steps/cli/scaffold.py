@@ -7,7 +7,6 @@ import keyword
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,22 +37,14 @@ _PLACES = {
 }
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What `steps new` can write: a command to paste once it is installed, and what announces it."""
-
-    try_it: str
-    group: str = _PACKS
-    suffix: str = ""
-
-
-KINDS: Mapping[str, Kind] = {
-    "step": Kind("steps run @name@ --input rows=FILE.jsonl", suffix="Config"),
-    "environment": Kind("steps env show @name@", "nemotron_steps.environments"),
-    "executor": Kind("steps run STEP -b PROFILE   # of env.toml, with executor = '@name@'", "nemotron_steps.executors"),
-    "type": Kind("steps artifacts add PATH --type @name@"),
-    "pipeline": Kind("steps plan @name@ -c tiny"),
+KINDS: Mapping[str, tuple[str, str]] = {
+    "step": ("steps run @name@ --input rows=FILE.jsonl", _PACKS),
+    "environment": ("steps env show @name@", "nemotron_steps.environments"),
+    "executor": ("steps run STEP -b PROFILE   # of env.toml, with executor = '@name@'", "nemotron_steps.executors"),
+    "type": ("steps artifacts add PATH --type @name@", _PACKS),
+    "pipeline": ("steps plan @name@ -c tiny", _PACKS),
 }
+"""What `steps new` can write: a command to paste once it is installed, and the entry points that announce it."""
 
 
 def new(args: argparse.Namespace) -> int:
@@ -95,7 +86,7 @@ def new(args: argparse.Namespace) -> int:
         f"pip install -e '{install}[test]'": f"   # makes the {kind} known everywhere",
         f"pytest {place}": "   # runs its checks",
         **({f"steps show {name}": ""} if kind == "step" else {}),
-        _filled(KINDS[kind].try_it, _fields(kind, name, root)): "",
+        _filled(KINDS[kind][0], _fields(kind, name, root)): "",
     }
     out.print()
     for command, comment in commands.items():
@@ -126,7 +117,7 @@ def write(root: Path, kind: str, name: str) -> list[Path]:
             text = template.read_text("utf-8") if template is not None else '"""A pack."""\n'
             path.write_text(_filled(text, fields), encoding="utf-8")
             written.append(path)
-    group, package = KINDS[kind].group, fields["package"]
+    group, package = KINDS[kind][1], fields["package"]
     point = (package, f"{package}:pack")
     if group != _PACKS:
         point = (name, f"{package}.{fields['module']}:{fields['class_name']}")
@@ -152,12 +143,13 @@ def with_entry_point(text: str, group: str, name: str, value: str) -> str:
 def _fields(kind: str, name: str, root: Path) -> dict[str, str]:
     package = _identifier(root.resolve().name)
     module = _identifier(name.rsplit("/", 1)[-1])
+    suffix = "Config" if kind == "step" else ""
     return {
         "name": name,
         "step_id": name,
         "package": package,
         "module": module,
-        "class_name": _importable("".join(map(str.capitalize, module.split("_"))) + KINDS[kind].suffix),
+        "class_name": _importable("".join(map(str.capitalize, module.split("_"))) + suffix),
         "category": name.split("/", 1)[0] if "/" in name else "data_prep",
         "distribution": package.replace("_", "-"),
     }

@@ -1,14 +1,12 @@
-"""A run in the terminal while it works: to `steps watch RUN` from any terminal by its files, and to `steps run`."""
+"""A run in the terminal while it works: `steps watch RUN` by its files alone, and the lines of `steps run`."""
 
 from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 
     from rich.live import Live
 
-    from nemotron_steps.resolver.plan import Plan
     from nemotron_steps.runs.context import Record
     from nemotron_steps.runs.run_folder import RunInfo
 
@@ -48,7 +45,6 @@ _ROWS = {
 }
 _SECONDS_BETWEEN_LINES = 5.0
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_STATES = {"step_started": "running", "step_waiting": "waiting", "step_finished": "ran", "step_failed": "failed"}
 _MARKS = {"ran": "✓", "cached": "✓", "reused": "✓", "running": "●", "failed": "✗"}
 
 
@@ -112,7 +108,6 @@ def picture(
     configs: _RunConfigs,
     *,
     samples: bool = False,
-    curves: bool = True,
     view: JobView | None = None,
 ) -> list[str]:
     """The lines of one look at the run; of its job where there is a `view` of it."""
@@ -136,7 +131,7 @@ def picture(
     reported = [key for key in info.steps if key in follower.steps and follower.steps[key].curves]
     working = [key for key in reported if info.steps[key].get("state") == "running"]
     shown = (working or reported[-1:])[:1]
-    if curves and shown:
+    if shown:
         lines += ["", *_curves(follower.steps[shown[0]], out)]
     lines += _warnings(follower, out, configs)
     if samples and shown:
@@ -147,7 +142,7 @@ def picture(
 def _pace(seen: StepSeen, total: int | None) -> str:
     """`step 42/100  12.3 s a step  12 min 05 s left`."""
     if seen.index is None:
-        return printable(seen.progress)
+        return ""
     parts = [f"step {seen.index}/{total}" if total else f"step {seen.index}"]
     pace = seen.seconds_per_step
     if pace is not None:
@@ -162,7 +157,7 @@ def _curves(seen: StepSeen, out: Terminal) -> Iterator[str]:
     for label, name in _ROWS.items():
         if name in seen.curves:
             values = seen.curves[name].values
-            line = sparkline(values, room) if out.unicode else ""
+            line = sparkline(values, room)
             yield f"  {out.style(label.ljust(10), 'dim')} {number(values[-1]).rjust(10)}  {line}".rstrip()
 
 
@@ -203,15 +198,13 @@ def _samples(seen: StepSeen, out: Terminal) -> Iterator[str]:
 
 
 class _RunConfigs:
-    """The configs of a run's steps, by its plan or read once they are written, and what manifests advise."""
+    """The configs of a run's steps, read once they are written, and what manifests advise."""
 
-    def __init__(self, folder: Path, plan: Plan | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._advice: dict[tuple[str, str], str] = {}
         self._steps: dict[str, tuple[str, Mapping[str, Any]]] = {}
         """Step key → step id and config."""
-        if plan is not None:
-            self._steps = {step.key: (step.step_id, step.config) for step in plan.steps}
 
     def total(self, key: str) -> int | None:
         """`max_num_steps` of a step's config; None where it has none, or nothing is written yet."""
@@ -243,13 +236,6 @@ class _RunConfigs:
         return self._steps.get(key, ("", {}))
 
 
-def open_display(out: Terminal, plan: Plan) -> PictureDisplay | LineDisplay:
-    """The display for a terminal: a picture when it can redraw, lines otherwise."""
-    if out.stream.isatty() and out.unicode:
-        return PictureDisplay(out, plan)
-    return LineDisplay(out)
-
-
 class LineDisplay:
     """Timestamped lines, those of metrics and progress at most one every few seconds."""
 
@@ -258,8 +244,8 @@ class LineDisplay:
         self._last = 0.0
 
     def __call__(self, record: Record) -> None:
-        """Show a record."""
-        kind = record["kind"]
+        """Print a record, unless it comes too soon, or is said at the run's end."""
+        kind, text = record["kind"], record_line(record)
         if kind in ("sample", "run_finished", "summary"):
             return
         if kind in ("metrics", "progress"):
@@ -267,57 +253,17 @@ class LineDisplay:
             if now - self._last < _SECONDS_BETWEEN_LINES:
                 return
             self._last = now
-        text, step = record_line(record), record["step"]
         if kind == "progress":
-            total = record["total"]
-            count = f" {number(record['completed'])}/{number(total)}" if total else ""
-            text = f"[{step}] {record['description']}{count}"
+            count = f" {number(record['completed'])}/{number(record['total'])}" if record["total"] else ""
+            text = f"[{record['step']}] {record['description']}{count}"
         elif kind == "warning":
             text = f"▲ {record['text']}"
         elif kind == "metrics" and (numbers := headline(record["values"])):
-            text = f"[{step}] step {record['index']}: {numbers}"
+            text = f"[{record['step']}] step {record['index']}: {numbers}"
         if text is not None:
             stamp = time.strftime("%H:%M:%S", time.localtime(record["time"]))
             self._terminal.print(f"{stamp} {printable(text)}")
             self._terminal.stream.flush()
-
-    def close(self) -> None:
-        """Nothing is left on the screen to tidy."""
-
-
-class PictureDisplay:
-    """The picture of a run of this process, redrawn as it works. Its steps and warnings stay on the screen."""
-
-    def __init__(self, out: Terminal, plan: Plan) -> None:
-        from nemotron_steps.runs.run_folder import RunInfo
-
-        steps = {step.key: {"state": "pending"} for step in plan.steps}
-        self._info = RunInfo("", name=plan.name, steps=steps, created=time.time())
-        self._out, self._seen, self._configs = out, Follower(), _RunConfigs(Path(), plan)
-        self._lock = threading.Lock()  # it is drawn by a thread of rich's
-        self._live = _live(out, self._lines, refresh_per_second=4)
-        self._live.start()
-
-    def __call__(self, record: Record) -> None:
-        """Show a record."""
-        with self._lock:
-            self._seen.apply(record)
-            kind, step = record["kind"], self._info.steps.get(record["step"], {})
-            if kind == "run_started":
-                self._info = replace(self._info, id=record["run"])
-            elif kind == "step_cached":
-                step["state"] = "cached" if record["reason"] == "cached" else "reused"
-            elif kind in _STATES:
-                step.update(state=_STATES[kind], seconds=record.get("seconds"))
-
-    def close(self) -> None:
-        """Leave what became of each step."""
-        self._live.stop()
-        self._out.print("\n".join(self._lines(curves=False)[1:]))
-
-    def _lines(self, *, curves: bool = True) -> list[str]:
-        with self._lock:
-            return picture(self._info, self._seen, self._out, self._configs, curves=curves)
 
 
 def _live(out: Terminal, lines: Callable[[], list[str]], **options: Any) -> Live:

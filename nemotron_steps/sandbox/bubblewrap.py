@@ -27,6 +27,9 @@ DEVICES = ("null", "full", "random", "urandom")
 """Not zero: shared mappings of it are memory that nobody counts."""
 HIDDEN = ("keys", "key-users", "kcore", "kallsyms", "kmsg", "kpagecount", "kpageflags", "sched_debug", "timer_list")
 
+ONES = dict.fromkeys(("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""One thread each: thread pools would eat the process limit and the address space."""
+
 _NAMESPACES = (
     "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0   # as root, where the host forbids user namespaces",
     "sysctl -w kernel.unprivileged_userns_clone=1               # the same on other distributions",
@@ -68,7 +71,6 @@ class BubblewrapSandbox(Sandbox):
             if shutil.which(program) is None:
                 raise UnsupportedError(
                     f"running model-written code needs `{program}`, which is not installed",
-                    expected=f"the {package} package",
                     found=f"no `{program}` on PATH",
                     hints=(f"apt-get install -y {package}",),
                 )
@@ -103,7 +105,6 @@ class BubblewrapSandbox(Sandbox):
             if not ended.ready and ended.outcome is not Outcome.MEMORY_LIMIT:
                 raise SandboxError(
                     "the sandbox could not be set up",
-                    expected="bubblewrap and the launcher reach the program",
                     found=f"{ended.outcome.value}, exit code {ended.exit_code}: {ended.stderr[:500]}",
                     hints=() if os.geteuid() == 0 else _NAMESPACES,
                 )
@@ -166,7 +167,9 @@ class BubblewrapSandbox(Sandbox):
             command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"]
         else:
             command += ["--unshare-all", "--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534"]
-        for name, value in _environment().items():
+        folders = [os.path.dirname(sys.executable), "/usr/local/bin", "/usr/bin", "/bin"]
+        variables = {"PATH": os.pathsep.join(folders), "HOME": WORK, "TMPDIR": WORK, "LANG": "C.UTF-8"}
+        for name, value in (variables | ONES).items():
             command += ["--setenv", name, value]
         for folder in SYSTEM_FOLDERS:
             if os.path.islink(folder):
@@ -201,14 +204,6 @@ class BubblewrapSandbox(Sandbox):
         for path, descriptor in given.files.items():
             command += ["--perms", "0666", "--file", str(descriptor), f"{WORK}/{path}"]
         return [*command, "--remount-ro", "/", "--chdir", WORK]
-
-
-def _environment() -> dict[str, str]:
-    folders = [os.path.dirname(sys.executable), "/usr/local/bin", "/usr/bin", "/bin"]
-    # One thread each: thread pools would eat the process limit and the address space.
-    ones = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    home = {"PATH": os.pathsep.join(folders), "HOME": WORK, "TMPDIR": WORK, "LANG": "C.UTF-8"}
-    return home | dict.fromkeys(ones, "1")
 
 
 def _parents(paths: Iterable[str], *, but: tuple[str, ...]) -> list[str]:

@@ -48,12 +48,7 @@ class ContainerSandbox(Sandbox):
         super().__init__(max_concurrency)
         self.engine = engine
         self.image = image
-        self._python = python
-
-    @property
-    def python(self) -> str:
-        """See Sandbox.python."""
-        return self._python
+        self.python = python
 
     async def probe(self) -> None:
         """See Sandbox.probe. The image's own files are the program's to read; the host's are not."""
@@ -136,7 +131,6 @@ async def check_engine(engine: str) -> None:
     if shutil.which(engine) is None:
         raise UnsupportedError(
             f"running in a container image needs `{engine}`, which is not installed",
-            expected=f"`{engine}` on PATH",
             hints=(_HINTS[engine],),
         )
     arguments = ["version"] if engine == "apptainer" else ["info"]
@@ -144,7 +138,6 @@ async def check_engine(engine: str) -> None:
     if not result.ok:
         raise UnsupportedError(
             f"`{engine}` is installed but does not work here",
-            expected=f"`{engine} {arguments[0]}` succeeds",
             found=(result.stderr or result.stdout)[-300:],
             hints=(_HINTS[engine],),
         )

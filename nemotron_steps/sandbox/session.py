@@ -246,33 +246,29 @@ class ContainerSession(ServedSession):
 
     async def _begin(self) -> None:
         await check_engine(self.engine)
-        ready, self._clock = asyncio.Event(), asyncio.timeout(ENGINE_TIMEOUT_S)
-        self._whole = asyncio.ensure_future(self._hold(ready))
-        waiting = asyncio.ensure_future(ready.wait())
-        await asyncio.wait([waiting, self._whole], return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if not ready.is_set():
-            what = f"{self.engine} could not be started"
-            raise SandboxError(what, where=self.image[:200], found=str(self._whole.exception()))
+        folder, pipe = tempfile.TemporaryDirectory(prefix="session-"), asyncio.subprocess.PIPE
+        profile = Path(folder.name, "seccomp.json")
+        profile.write_text(json.dumps(container_profile(session=True)))
+        process = await asyncio.create_subprocess_exec(
+            *self.arguments(str(profile)),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            limit=LINE_BYTES,
+            start_new_session=True,
+            cwd=folder.name,  # Podman's monitor leaves a file `oom` there
+        )
+        self._reader, self._writer = process.stdout, process.stdin
+        self._clock = asyncio.timeout(ENGINE_TIMEOUT_S)
+        self._whole = asyncio.ensure_future(self._hold(process, folder))
 
-    async def _hold(self, ready: asyncio.Event) -> SandboxResult:
-        begun, pipe = asyncio.get_running_loop().time(), asyncio.subprocess.PIPE
-        with tempfile.TemporaryDirectory(prefix="session-") as folder:
-            profile = Path(folder, "seccomp.json")
-            profile.write_text(json.dumps(container_profile(session=True)))
-            process = await asyncio.create_subprocess_exec(
-                *self.arguments(str(profile)),
-                stdin=pipe,
-                stdout=pipe,
-                stderr=pipe,
-                limit=LINE_BYTES,
-                start_new_session=True,
-                cwd=folder,  # Podman's monitor leaves a file `oom` there
-            )
-            assert process.stderr is not None
-            self._reader, self._writer = process.stdout, process.stdin
+    async def _hold(
+        self, process: asyncio.subprocess.Process, folder: tempfile.TemporaryDirectory[str]
+    ) -> SandboxResult:
+        begun = asyncio.get_running_loop().time()
+        assert process.stderr is not None
+        with folder:
             said = asyncio.ensure_future(_last(process.stderr))
-            ready.set()
             outcome = Outcome.EXITED
             try:
                 async with self._clock:

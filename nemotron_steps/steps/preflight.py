@@ -209,6 +209,5 @@ def nothing_to_train() -> ConfigError:
     return ConfigError(
         "nothing to train: neither a checkpoint nor a shape for a new model",
         where="policy.checkpoint",
-        expected="policy.checkpoint or from_scratch.*",
         hints=["--input model=PATH", "+from_scratch.hidden_size=128"],
     )

@@ -61,10 +61,13 @@ def trained_on_chats(
         raise ConfigError(
             "no training chats", where="data.train.data_path", hints=["--input chats=PATH", "data.train.data_path=PATH"]
         )
-    if config.policy.checkpoint is not None:
-        start = Path(config.policy.checkpoint)
-    else:
-        start = _initial_checkpoint(context.work / "initial", config)
+    start = Path(config.policy.checkpoint or context.work / "initial")
+    if config.policy.checkpoint is None and config.from_scratch is not None:
+        if config.data.tokenizer is None:
+            what, hint = "training from scratch needs a tokenizer", "data.tokenizer=PATH"
+            raise ConfigError(what, where="data.tokenizer", hints=[hint])
+        if not (start / "config.json").is_file():
+            initialize_checkpoint(config.from_scratch, Path(config.data.tokenizer), start, config.sft.seed)
     chat = ChatFormat.from_folder(hf_folder(start), config.policy.tokenizer.chat_template_kwargs)
     limit = config.policy.max_total_sequence_length
     train, chats, too_long = _read_examples(config.data.train.data_path, chat, limit)
@@ -97,25 +100,12 @@ def _read_examples(path: str, chat: ChatFormat, max_length: int) -> tuple[Sequen
     return packed, len(packed), 0
 
 
-def _initial_checkpoint(target: Path, config: SftConfig) -> Path:
-    assert config.from_scratch is not None  # or there was nothing to train
-    if config.data.tokenizer is None:
-        raise ConfigError(
-            "training from scratch needs a tokenizer", where="data.tokenizer", hints=["data.tokenizer=PATH"]
-        )
-    if not (target / "config.json").is_file():
-        initialize_checkpoint(config.from_scratch, Path(config.data.tokenizer), target, config.sft.seed)
-    return target
-
-
 def sft_automodel(context: StepContext[SftConfig]) -> None:
     """Train and write the `model` output (Hugging Face folder, or adapter)."""
     if not context.config.policy.dtensor_cfg.enabled:
         raise ConfigError(
             "this step trains with FSDP2",
             where="policy.dtensor_cfg.enabled",
-            expected="true",
-            found="false",
             hints=["policy.dtensor_cfg.enabled=true", "steps sft_automodel sft/megatron_bridge"],
         )
     with trained_on_chats(context, context.config) as (policy, _, summary):

@@ -107,9 +107,6 @@ def typed(answer: Response) -> Iterator[tuple[str, bool, Response]]:
             yield "null for every value", True, put(empty)
 
 
-UNITS = ("a b c ", "a", "9", "[", "<answer>", "\\boxed{", "```\n", "x\n", " ", '"', "\\")
-
-
 @dataclass
 class EnvironmentSubject:
     """What the checks of an environment ask. Its arguments are those of `environment_conformance`."""

@@ -19,20 +19,17 @@ from nemotron_steps.sandbox.base import CANARY
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _HELPER = "from multiprocessing.resource_tracker import main"
 """A program that Python starts once for a process and that ends with it."""
-_BY_TORCH = "TORCHINDUCTOR_CACHE_DIR"
-"""A variable that an import sets for the whole process: torch keeps its default there."""
 _NOWHERE = ("/dev/", "/proc/")
 
 
 @dataclass
 class Seen:
-    """What was seen: what of the process is `changed`, what is left running, what of its package it `used`."""
+    """What was seen: what is left running, and the files of its own package that it `used`."""
 
     written: list[str] = field(default_factory=list)
     """Files opened for writing, outside of the folders allowed."""
     writes_inside: int = 0
     hosts: list[str] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
     threads: list[str] = field(default_factory=list)
     children: list[str] = field(default_factory=list)
     used: list[str] = field(default_factory=list)
@@ -59,7 +56,6 @@ class Watch:
         """While a step's function runs."""
         module = sys.modules.get(self._package)
         self._folders = tuple(os.path.realpath(path) for path in getattr(module, "__path__", ()))
-        before = process_state()
         threads = set(threading.enumerate())
         children = set(_children())
         self._active = True
@@ -67,8 +63,6 @@ class Watch:
             yield
         finally:
             self._active = False
-            after = process_state()
-            self.seen.changed += [name for name in before if before[name] != after[name]]
             left = [thread for thread in threading.enumerate() if thread not in threads and thread.is_alive()]
             self.seen.threads += [thread.name for thread in left if not thread.daemon]
             self.seen.children += [command for pid, command in _children().items() if pid not in children]
@@ -104,18 +98,6 @@ class Watch:
 
 def _below(path: str, folders: tuple[str, ...]) -> bool:
     return any(path == folder or path.startswith(folder + os.sep) for folder in folders)
-
-
-def process_state() -> dict[str, Any]:
-    """What of this process a plugin has to leave as it is."""
-    umask = os.umask(0)
-    os.umask(umask)
-    return {
-        "the working directory": os.getcwd(),
-        "the environment": {name: value for name, value in os.environ.items() if name != _BY_TORCH},
-        "a signal's handler": {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)},
-        "the umask": umask,
-    }
 
 
 def _children() -> dict[int, str]:

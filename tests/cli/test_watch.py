@@ -3,7 +3,6 @@
 import glob
 import os
 import pty
-import re
 import signal
 import subprocess
 import sys
@@ -105,37 +104,3 @@ def interrupt(process: subprocess.Popen[str]) -> None:
     until_at_work(process)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-
-
-def test_a_terminal_gets_a_picture_and_is_left_tidy(workplace):
-    parent, child = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
-    environment.pop("NO_COLOR", None)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nemotron_steps.cli.main", "run", "toy/train", "-c", "tiny", "seconds_per_step=0.3"],
-        stdout=child,
-        stderr=child,
-        env=environment,
-        cwd=workplace,
-    )
-    os.close(child)
-    output = b""
-    while True:
-        try:
-            data = os.read(parent, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not data:
-            break
-        output += data
-    assert process.wait(timeout=60) == 0
-    text = output.decode()
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    assert re.search(r"● toy/train\s+running\s+step 2", plain)
-    assert re.search(r"reward\s+0.6667\s+▁", plain)
-    left = plain[plain.rindex("✓ toy/make") :]
-    assert re.search(r"✓ toy/train\s+ran\s+\d", left) and "▲ reward_saturated" in left
-    assert left.count("▲ this toy is small; hint: steps list") == 1
-    assert "0.25 → 0.75" in left
-    # The cursor is shown again after the picture is gone.
-    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")

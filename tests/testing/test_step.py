@@ -53,7 +53,6 @@ STATIC: dict[str, tuple[Change, ...]] = {
     "parameters_tell_their_defaults": swap("default = 3", "default = 4", TOML),
     "choices_are_accepted": swap('["first", "last"]', '["first", "last", "middle"]', TOML),
     "overrides_can_be_pasted": swap('"count*=2|6"', '"cuont=6"', TOML),
-    "hints_are_reachable": swap('then = "Keep more."', 'then = "Keep more."\nsignal = "reward_saturatd"', TOML),
     "importing_it_is_light": ((CODE, "import json\n", "import json\nimport jax\n"), ("jax.py", "", "a = 1\n")),
     "wrong_values_are_refused": swap("count: PositiveInt = 3", "count: Any = 3"),
 }
@@ -77,7 +76,6 @@ RUN: dict[str, tuple[Change, ...]] = {
     "removes_its_temporary_files": at_end("    __import__('tempfile').mkstemp()\n"),
     "inputs_stay_as_they_are": at_end("    source.open('a').close()\n"),
     "leaves_nothing_running": at_end("    __import__('subprocess').Popen(['sleep', '20'])\n"),
-    "leaves_the_process_as_it_was": at_end("    __import__('os').environ['TOY'] = '1'\n"),
     "asks_no_other_machine": at_end(
         "    import socket\n    asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
         "    asked.connect(('192.0.2.1', 9))\n    asked.close()\n"
@@ -147,9 +145,8 @@ BENIGN = {
         "    import multiprocessing\n    worker = multiprocessing.get_context('spawn').Process(target=print)\n"
         "    worker.start()\n    worker.join()\n"
     ),
-    "leaves_the_process_as_it_was": "    import os\n    os.environ['TORCHINDUCTOR_CACHE_DIR'] = '/tmp/torchinductor'\n",
 }
-"""What a step may do: remove a folder, fill a cache, use worker processes, import torch."""
+"""What a step may do: remove a folder, fill a cache, use worker processes."""
 
 
 @pytest.mark.parametrize("check", BENIGN)

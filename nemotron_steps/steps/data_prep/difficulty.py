@@ -154,7 +154,6 @@ def _write(context: StepContext[DifficultyConfig], rows: PromptRows, journal: Ra
         raise DataError(
             "no prompt is left",
             where=config.data.train.data_path,
-            expected="a prompt that the policy solves sometimes",
             found=", ".join(f"{counts[name]} {name.replace('_', ' ')}" for name in dropped),
             hints=[
                 *(f"difficulty.drop_{name}=false" for name in dropped),

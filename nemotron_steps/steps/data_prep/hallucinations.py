@@ -6,7 +6,7 @@ import json
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nemotron_steps.config.schema.tool_preferences import Hallucination
@@ -45,26 +45,19 @@ class HallucinationMaker:
         # Sorted: what is drawn depends on the seed and the rows alone.
         self._tools = sorted(tools)
         self._arguments = sorted(arguments)
-        self._values = {name: [found[text] for text in sorted(found)] for name, found in values.items()}
-
-    def borrowed(self, argument: str) -> Sequence[Any]:
-        """Values of an argument that other rows give it, in a fixed order."""
-        return self._values.get(argument, [])
+        self._values: dict[str, list[Any]] = defaultdict(list)
+        self._values |= {name: [found[text] for text in sorted(found)] for name, found in values.items()}
 
     def make(self, kind: Hallucination, row: Row, rng: random.Random) -> Calls | None:
         """A rejected action of that kind; None where the row allows none."""
         for _ in range(REDRAWS):
             calls = self._needless_call(row, rng) if kind == "needless_call" else self._altered(kind, row, rng)
-            if calls is None or self.reward(row, calls) == 0.0:
+            if calls is None:
+                return None
+            response = Response("", tool_calls=[ToolCall(name, json.dumps(given)) for name, given in calls])
+            if asyncio.run(self._grader.verify(row, response, Session())).reward == 0.0:
                 return calls
         return None
-
-    def reward(self, row: Row, calls: Calls) -> float:
-        """What the environment gives for these calls."""
-        response = Response("", tool_calls=[ToolCall(name, json.dumps(arguments)) for name, arguments in calls])
-        verdict = asyncio.run(self._grader.verify(row, response, Session()))
-        assert verdict.reward is not None, "a rule always judges"
-        return verdict.reward
 
     def _altered(self, kind: Hallucination, row: Row, rng: random.Random) -> Calls | None:
         calls = calls_of(row)
@@ -83,7 +76,7 @@ class HallucinationMaker:
         if kind == "unknown_argument":
             known = {**properties_of(offered[name]), **arguments}
             extra = rng.choice([other for other in (*self._arguments, "priority", "note") if other not in known])
-            changed = {**arguments, extra: rng.choice(self.borrowed(extra) or ["high", 1, "urgent"])}
+            changed = {**arguments, extra: rng.choice(self._values[extra] or ["high", 1, "urgent"])}
         elif kind == "missing_argument":
             needed = (offered[name].get("parameters") or {}).get("required") or ()
             required = [key for key in needed if key in arguments]
@@ -104,7 +97,7 @@ class HallucinationMaker:
 
     def _invent(self, key: str, value: Any, said: str, rng: random.Random) -> Any:
         """Another value of the same type that the conversation does not contain."""
-        borrowed = [v for v in self.borrowed(key) if type(v) is type(value) and v != value]
+        borrowed = [v for v in self._values[key] if type(v) is type(value) and v != value]
         borrowed = [v for v in borrowed if str(v).lower() not in said]
         if borrowed and rng.random() < 0.8:
             return rng.choice(borrowed)
@@ -134,7 +127,7 @@ class HallucinationMaker:
             return rng.random() < 0.5
         if kind in ("array", "object"):
             return [] if kind == "array" else {}
-        return rng.choice([v for v in self.borrowed(key) if isinstance(v, str)] or ["unknown"])
+        return rng.choice([v for v in self._values[key] if isinstance(v, str)] or ["unknown"])
 
 
 def tools_of(row: Row) -> list[dict[str, Any]]:

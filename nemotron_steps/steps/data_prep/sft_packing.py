@@ -66,7 +66,6 @@ def tokenizer_folder(config: SftPackingConfig) -> Path:
         raise ConfigError(
             "nothing says which tokenizer the chats are for",
             where="packing.tokenizer",
-            expected="the folder of the model's tokenizer, or of its checkpoint",
             hints=("packing.tokenizer=PATH",),
         )
     folder = hf_folder(named)
@@ -74,7 +73,6 @@ def tokenizer_folder(config: SftPackingConfig) -> Path:
         raise ConfigError(
             "no tokenizer to pack with",
             where="packing.tokenizer" if config.packing.tokenizer is not None else "data.tokenizer",
-            expected="a folder with tokenizer.json",
             found=f"{named}, which {f'has {listing(folder)}' if folder.exists() else 'does not exist'}",
             hints=("packing.tokenizer=PATH", *fetch_again(Path(named))),
         )

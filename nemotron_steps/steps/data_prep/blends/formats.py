@@ -152,8 +152,6 @@ def _pyarrow() -> Any:
     except ImportError as error:
         raise UnsupportedError(
             "Parquet files, and folders that `datasets` saved, need pyarrow",
-            expected="pyarrow",
-            found="not installed",
             hints=("pip install 'nemotron-steps[data]'",),
         ) from error
     return pyarrow

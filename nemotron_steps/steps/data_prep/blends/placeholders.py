@@ -78,7 +78,6 @@ class PlaceholderFiller:
             raise ConfigError(
                 f"the blend has placeholders, and their source cannot be used: {error.what}",
                 where=key,
-                expected="a copy of the data set, or its name on the hub",
                 found=source if error.found is None else error.found,
                 hints=(f"{key}=FOLDER_OR_FILE", *error.hints),
             ) from error
@@ -107,7 +106,6 @@ def _question(row: Row) -> str:
     if not isinstance(text, str):
         raise DataError(
             "a row of the source has no question",
-            expected="prompt[0].content",
             found=str(prompt)[:60],
             hints=("placeholders.dapo=PATH placeholders.skywork=PATH   # copies in their published layout",),
         )

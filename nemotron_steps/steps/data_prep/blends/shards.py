@@ -231,7 +231,6 @@ def _pooled(tasks: Sequence[ShardTask], work: RowWork, num_workers: int) -> Iter
     except BrokenProcessPool as error:
         raise WorkerLostError(
             "a worker process of the data preparation died",
-            expected="workers that live",
             found=str(error),
             hints=("run the same command again: finished shards are kept", "num_workers=1"),
         ) from error

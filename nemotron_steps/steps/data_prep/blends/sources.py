@@ -217,7 +217,6 @@ def _remote(url: str, key: str) -> list[DataFile]:
         raise DataError(
             "the address cannot be opened",
             where=key,
-            expected="an address that fsspec knows",
             found=str(error),
             hints=("input_path=s3://BUCKET/FOLDER", "input_path=https://HOST/FILE.jsonl"),
         ) from error
@@ -267,7 +266,6 @@ def _none_of(what: str, wanted: str, files: Sequence[DataFile], key: str) -> Dat
     return DataError(
         f"the source has no {what} '{wanted}'",
         where=key,
-        expected=f"files with '{wanted}' in their names",
         found=", ".join(file.name for file in files[:8]) + (" ..." if len(files) > 8 else ""),
         hints=(f'"{what}": null   # in the blend file: every file that `found` names',),
     )

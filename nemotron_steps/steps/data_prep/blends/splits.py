@@ -121,7 +121,6 @@ def write_split_files(
     if counted.left_out and not total:
         raise DataError(
             "0 rows are too few for the splits: every one was left out",
-            expected="at least one row to train on",
             found="; ".join(f"{count}: {reason}" for reason, count in counted.left_out.most_common(3)),
             hints=[h for each in to_cut for s in each.shards[:1] for h in show_line(f"{s.task.part.file.place}:1")][:3],
         )
