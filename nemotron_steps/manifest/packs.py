@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.errors import ManifestError
-from nemotron_steps.errors.entry_points import entry_points
-from nemotron_steps.errors.plugins import unusable
+from nemotron_steps.errors.plugins import entry_points, unusable
 
 ENTRY_POINT_GROUP = "nemotron_steps.packs"
 PATH_VARIABLE = "STEPS_PATH"
