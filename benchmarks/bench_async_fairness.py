@@ -8,7 +8,7 @@ belongs to the prompt: some prompts are hard, and always long. The generator is 
 answers a step.
 
 Printed for each age bound and training time: seconds a step takes; `least`, what they would be if the loop did nothing
-but keep data order and age bound, with the same answers; how many groups were cut or given up; how often the hardest
+but keep data order and age bound, with the same answers; in how many steps a rollout was late; how often the hardest
 fifth of the prompts was trained on, against all that were offered; mean seconds of the answers trained on, against all.
 """
 
@@ -35,7 +35,7 @@ from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import GrpoRun
-from nemotron_steps.engine.rollouts.collector import StragglerError
+from nemotron_steps.engine.rollouts.collector import STRAGGLED
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream
 from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.engine.types import Rollout, RolloutGroup, TrainBatch, WeightSyncReport
@@ -131,24 +131,20 @@ class _Sampling:
         return WeightSyncReport(version, 0.0, 0)
 
     async def collect(
-        self, prompts: Sequence[PromptRow], *, group_ids: Sequence[str], cuts: Sequence[asyncio.Event], **_: Any
+        self, prompts: Sequence[PromptRow], *, group_ids: Sequence[str], deadline_s: float | None, **_: Any
     ) -> list[RolloutGroup]:
-        (group_id,), (cut,), began = group_ids, cuts, self.weight_version
+        (group_id,), began = group_ids, self.weight_version
         position, attempt = map(int, group_id.split("."))
         answers = [asyncio.ensure_future(self._answer(s)) for s in self.workload.seconds(position, attempt)]
-        cutting = asyncio.ensure_future(cut.wait())
-        everything = asyncio.ensure_future(asyncio.wait(answers))
-        await asyncio.wait({everything, cutting}, return_when=asyncio.FIRST_COMPLETED)
-        finished = [i for i, answer in enumerate(answers) if answer.done()]
-        for task in (cutting, everything, *answers):
+        finished, late = await asyncio.wait(answers, timeout=deadline_s)
+        for task in late:
             task.cancel()
-        if len(finished) < 2:
-            raise StragglerError(group_id)
         signal = self.workload.has_signal(position)
         rollouts = [
             Rollout(group_id, i, [1, 2, 3], [0, 1, 1], [0.0, -0.1, -0.1], [began, self.weight_version],
-                    float(signal and i % 2), "virtual", False, metadata={"turn_texts": [""]})
-            for i in finished
+                    float(signal and i % 2), "virtual", False, metadata={"turn_texts": [""]},
+                    failure=None if answer in finished else STRAGGLED)
+            for i, answer in enumerate(answers)
         ]  # fmt: skip
         return [RolloutGroup(group_id, prompts[0].index, rollouts, began)]
 
@@ -270,7 +266,7 @@ def _outcome(workload: Workload, reports: Reports, wall: float) -> Outcome:
         policy_lag_max=max(m["policy_lag/max"] for m in reports.metrics_of),
         offered=len(offered),
         trained=len(taken),
-        cut=int(sum(v for k, v in last.items() if k.startswith("async/withdrawn_")) + last.get("async/partial", 0)),
+        cut=sum(m.get("failures/straggler", 0.0) > 0 for m in reports.metrics_of),
         dropped=int(last.get("async/dropped", 0)),
         hardest_fifth=share(hardest) / share(offered),
         length=statistics.fmean(seconds) / statistics.fmean(everything),

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.grpo_task import make_checkpoint, prompts, write_rows
-from nemotron_steps.engine.kernels.spinning import bound_spinning
+from nemotron_steps.engine.kernels import bound_spinning
 
 STEPS = 40
 CONFIG = {

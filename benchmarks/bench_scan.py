@@ -22,9 +22,7 @@ from nemotron_steps.engine.policy.mamba import libraries
 from nemotron_steps.engine.policy.mamba import mixer as norm_module
 from nemotron_steps.engine.policy.mamba import scan as conv_module
 from nemotron_steps.engine.policy.mamba import scan as scan_module
-from nemotron_steps.engine.policy.mamba.libraries import distance
-from nemotron_steps.engine.policy.mamba.scan import conv, scan
-from nemotron_steps.engine.policy.mamba.segments import Runs
+from nemotron_steps.engine.policy.mamba.scan import Runs, conv, scan
 
 HEADS, HEAD_DIM, GROUPS, STATE, KERNEL = 64, 64, 8, 128, 4
 CHANNELS = HEADS * HEAD_DIM + 2 * GROUPS * STATE
@@ -32,6 +30,12 @@ BYTES_PER_S = {"H100": 3.35e12, "H200": 4.8e12, "A100": 2.04e12, "B200": 8e12}
 """Of the data sheets."""
 FARTHEST = 0.03
 Timed = dict[str, Any]
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """As a share of the size of what is expected."""
+    exact = expected.detach().float()
+    return float((found.detach().float() - exact).norm() / exact.norm())
 
 
 def rows_of(tokens: int, rows: int) -> list[int]:

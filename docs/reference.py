@@ -145,9 +145,7 @@ def _errors() -> str:
     for code, entry in explanations().items():
         lines += [f"## {code}: {entry['title']}", "", entry["cause"], "", f"*What mends it:* {entry['mend']}", ""]
         if "example" in entry:
-            lines += ["```", *entry.get("setup", "").strip().splitlines(), entry["example"], "```", ""]
-        if "then" in entry:
-            lines += ["instead:", "", "```", entry["then"], "```", ""]
+            lines += ["```", entry["example"], "```", ""]
     return "\n".join(lines)
 
 

@@ -177,6 +177,5 @@ mkdir -p "$(dirname "$profiles")"
     fi
 } > "$profiles"
 export NEMOTRON_ENV_FILE=$profiles
-export STEPS_TYPED_AS="$# $0"  # what errors show corrected: this script and its last words
 
 exec nemotron super3 rl "${request[@]}" "${where[@]}" "$@"

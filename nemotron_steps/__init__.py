@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from nemotron_steps.api.artifacts import Artifacts
-    from nemotron_steps.api.planned import Planned, plan
+    from nemotron_steps.api.planned import Planned, plan, run
     from nemotron_steps.api.registry import Registry
     from nemotron_steps.api.result import Result, open_run
-    from nemotron_steps.api.running import run
     from nemotron_steps.api.training import DPO, GRPO, SFT, evaluate
     from nemotron_steps.errors import StepsError
 
@@ -38,7 +37,7 @@ _PLACES = {
     "evaluate": "nemotron_steps.api.training",
     "open_run": "nemotron_steps.api.result",
     "plan": "nemotron_steps.api.planned",
-    "run": "nemotron_steps.api.running",
+    "run": "nemotron_steps.api.planned",
 }
 
 __all__ = [

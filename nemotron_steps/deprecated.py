@@ -13,13 +13,16 @@ if TYPE_CHECKING:
 
 MOVED: dict[str, str] = {
     "api.grpo": "api.training",
+    "api.running": "api.planned",
     "engine.native": "engine.kernels",
+    "config.mirrors": "config.profiles",
     "config.schema.difficulty": "config.schema.eval",
     "config.schema.genrm": "config.schema.sft",
     "config.schema.sft_packing": "config.schema.sft",
     "runs.tracker": "runs.context",
     "environments.judged.notes": "environments.judged.judge_transcripts",
     "environments.remote.json_http": "environments.http_client",
+    "environments.agents": "environments.registry",
 }
 """Old module → new module, below nemotron_steps."""
 
@@ -52,12 +55,7 @@ class _Loader:
 
 
 def renamed(module: str, names: dict[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a module some of whose names have changed.
-
-    Args:
-        module: its `__name__`.
-        names: old name → new name.
-    """
+    """The `__getattr__` of a module (its `__name__`) some of whose names have changed: old name → new name."""
 
     def __getattr__(name: str) -> Any:
         if name not in names:

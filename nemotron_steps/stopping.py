@@ -18,7 +18,7 @@ from contextlib import contextmanager
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import FrameType
     from typing import Any
 
@@ -28,8 +28,6 @@ AGAIN_S = 1.0
 """How long an interrupt that nothing unwinds for is taken for swallowed, and raised again."""
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
-heard: Callable[[], None] | None = None
-"""Called when a request has come to this process: it is not deaf."""
 _asked: list[dict[str, str]] = []
 """Of `note` and every `interruptible` that is entered, the outermost first: "signal" → which it was, once one came."""
 _first = 0.0
@@ -55,10 +53,8 @@ def stop_if_asked() -> None:
 
 
 def note() -> None:
-    """From here to the end of this process a request to stop is noted, unless `interruptible` does more.
-
-    Before that is entered there is nothing to unwind, afterwards nothing to stop. A later request ends the process.
-    """
+    """From here on a request to stop is noted, unless `interruptible` does more: before that is entered there is
+    nothing to unwind, afterwards nothing to stop. A later request ends the process."""
     seen: dict[str, str] = {}
     _asked.append(seen)
     for number in NUMBERS:
@@ -74,16 +70,10 @@ def ignore() -> None:
 @contextmanager
 def interruptible(ends_process: bool = True, *, tells: bool = True) -> Iterator[dict[str, str]]:
     """Raise KeyboardInterrupt on the first SIGINT or SIGTERM, or one that came before; a later one ends the process at
-    once.
+    once, or, where the process is not the run's (a notebook's kernel: not `ends_process`), is another interrupt.
 
-    Args:
-        tells: say on a terminal what a second Ctrl-C does.
-        ends_process: False where the process is not the run's, as a notebook's kernel: a later SIGINT is another
-            KeyboardInterrupt, and what unwinds is cut short.
-
-    Yields a dict whose "signal" says which it was. Outside the main thread signals cannot be handled and nothing is
-    changed.
-    """
+    Yields a dict whose "signal" says which it was. Outside the main thread nothing is changed. `tells`: say on a
+    terminal what a second Ctrl-C does."""
     global _late
     seen: dict[str, str] = {}
     if threading.current_thread() is not threading.main_thread():
@@ -203,8 +193,6 @@ def _note(number: int, seen: dict[str, str]) -> bool:
     if not was_asked():
         _first = time.monotonic()
     seen.setdefault("signal", signal.Signals(number).name)
-    if heard is not None:
-        heard()
     return time.monotonic() - _first <= SAME_S
 
 
@@ -214,19 +202,15 @@ def _end_by(number: int) -> None:
 
 
 def _hush() -> None:
-    """Let the tasks that an interrupt tears down go without a traceback each: the interrupt is reported once.
-
-    asyncio tells of them when they are collected, which is after the run has ended, so nothing is put back.
-    """
+    """Let the tasks that an interrupt tears down go without a traceback each. asyncio tells of them when they are
+    collected, which is after the run has ended, so nothing is put back."""
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = _unraisable
     if "asyncio" in sys.modules:
         import logging
         import warnings
 
-        asyncio_log = logging.getLogger("asyncio")
-        if _tells_more_than_an_interrupt not in asyncio_log.filters:
-            asyncio_log.addFilter(_tells_more_than_an_interrupt)
+        logging.getLogger("asyncio").addFilter(_tells_more_than_an_interrupt)  # which is once there
         warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
 
 

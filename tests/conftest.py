@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from nemotron_steps.engine.kernels.spinning import bound_spinning
+from nemotron_steps.engine.kernels import bound_spinning
 
 if TYPE_CHECKING:
     from tests.containers.engines import Engines

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps import waiting as waits
-from nemotron_steps.engine.rollouts.failures import call_with_timeout
+from nemotron_steps.engine.rollouts.turns import call_with_timeout
 from nemotron_steps.environments.http_client import JsonClient
 from nemotron_steps.environments.judged.judges import HttpJudge
 from nemotron_steps.errors import JudgeUnavailableError

@@ -1,44 +1,49 @@
-"""`plan`: what `steps plan` shows, as a value that can be looked at and run.
+"""`plan` and `run`: what `steps plan` and `steps run` do, as values that can be looked at.
 
 Python values become the request that the command line would make of them, overrides in Hydra's grammar.
 """
 
 from __future__ import annotations
 
-import inspect
+import asyncio
 import io
 import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from nemotron_steps.api.result import Result, model_ports
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.cli.plans import plan_fields, show_plan
+from nemotron_steps.cli.run import show_job, show_result, show_to_submit, shown, write_log
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.config.locations import variables_set
 from nemotron_steps.config.profiles import Profile
+from nemotron_steps.config.secrets import redact
 from nemotron_steps.errors import RequestError
-from nemotron_steps.session.fan_out import quoted
-from nemotron_steps.session.run import plan_run
+from nemotron_steps.session.pipelines import quoted
+from nemotron_steps.session.run import plan_run, request_of_run, run_here
 from nemotron_steps.session.run_request import RunRequest
 from nemotron_steps.session.session import Session
+from nemotron_steps.session.submit import follow_attached, submit
 
 if TYPE_CHECKING:
-    from nemotron_steps.api.result import Result
     from nemotron_steps.resolver.plan import Plan
 
 Overrides = Iterable[str] | Mapping[str, Any]
 Over = Iterable[str] | Mapping[str, Iterable[Any]]
 Target = str | Iterable[str]
 Input: TypeAlias = "str | os.PathLike[str] | Artifact | Result"
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 _BARE = re.compile(r"[A-Za-z/][\w./:-]*", re.ASCII)
-_ENTRY = re.compile(r"^        request: .*\n", re.MULTILINE)
 _WORDS = frozenset({"null", "true", "false", "inf", "nan"})
 
 
@@ -90,89 +95,46 @@ def request_for(
     )
 
 
-def arguments_of(listed: Callable[..., Any]) -> Callable[[FunctionT], FunctionT]:
-    """Show a function's `**request` as what it is handed on to: in its signature and its docstring are the arguments of
-    `listed` in the place of `request`."""
-
-    def show(function: FunctionT) -> FunctionT:
-        own = inspect.signature(function)
-        *rest, _request = own.parameters.values()
-        more = [each for name, each in inspect.signature(listed).parameters.items() if name not in own.parameters]
-        merged = sorted((*more, *rest), key=lambda each: each.kind)
-        function.__signature__ = own.replace(parameters=merged)  # type: ignore[attr-defined]
-        described = (listed.__doc__ or "").partition("    Args:\n")[2].partition("\n\n")[0] + "\n"
-        function.__doc__ = _ENTRY.sub(lambda _: described, function.__doc__ or "")
-        return function
-
-    return show
-
-
 def reference(given: Input) -> str:
     """An input as the command line names it; of a run, the one model that its last step made. RequestError for what has
     no name there, such as a loaded model."""
-    from nemotron_steps.api.result import Result
-
     if isinstance(given, Result):
-        from nemotron_steps.manifest.registry import load_registry
-        from nemotron_steps.session.publish import is_model
-
-        made, types = given.outputs, load_registry().types
-        models = [port for port, each in made.items() if is_model(each.type, types)]
+        made = given.outputs
+        models = model_ports(made)
         port = models[0] if len(models) == 1 else "model"
         if port not in made:
-            raise RequestError(
-                f"run '{given.id}' has made {'several models' if models else 'no model'}",
-                expected="one of its outputs" if models else "a training that is done",
-                found=f"{given.status}: {', '.join(models or made) or 'no outputs'}",
-                hints=[f"result.outputs[{name!r}]" for name in made] or [f"steps status {given.id}"],
-            )
+            hints = [f"result.outputs[{name!r}]" for name in made] or [f"steps status {given.id}"]
+            what = f"run '{given.id}' has made {'several models' if models else 'no model'}"
+            found = f"{given.status}: {', '.join(models or made) or 'no outputs'}"
+            raise RequestError(what, found=found, hints=hints)
         given = made[port]
     if isinstance(given, Artifact):
         return given.ref
     if isinstance(given, str | os.PathLike):
         return os.fspath(given)
-    saved = ("model.save_pretrained('my-model')   # and the tokenizer; then 'my-model'",)
-    raise RequestError(
-        "an input is named, not handed over",
-        expected="a folder or file, or an artifact",
-        found=type(given).__name__,
-        hints=saved if hasattr(given, "save_pretrained") else (),
-    )
+    hints = ("model.save_pretrained('my-model')   # and the tokenizer; then 'my-model'",)
+    raise RequestError("an input is a folder, a file or an artifact", found=type(given).__name__, hints=hints)
 
 
 def over_texts(over: Over) -> list[str]:
-    """`KEY=V1,V2,…` for every key. RequestError for a text alone, and for values that are empty or a text alone."""
-    if isinstance(over, str):
-        raise RequestError(
-            "what to fan out over is a mapping of keys to lists of values",
-            found=repr(over),
-            hints=(f"over={{{over.partition('=')[0]!r}: [V1, V2]}}",),
-        )
+    """`KEY=V1,V2,…` for every key. RequestError for values that are not a list of some."""
     if not isinstance(over, Mapping):
-        return [str(each) for each in over]
+        return override_list(over)
     texts = []
     for key, given in over.items():
         values = [] if isinstance(given, str | Mapping) or not isinstance(given, Iterable) else list(given)
         if not values:
-            raise RequestError(
-                "a step is fanned out over a list of values",
-                where=f"over[{key!r}]",
-                found=repr(given),
-                hints=(f"over={{{key!r}: [V1, V2]}}",),
-            )
+            hints = (f"over={{{key!r}: [V1, V2]}}",)
+            raise RequestError("a step is fanned out over a list of values", found=repr(given), hints=hints)
         named = (reference(each) if isinstance(each, Artifact) else each for each in values)
         texts.append(f"{key}={','.join(map(override_value, named))}")
     return texts
 
 
 def override_list(overrides: Overrides) -> list[str]:
-    """Overrides as texts. RequestError for a text alone, which would be taken for a list of letters."""
+    """Overrides as texts; a text alone is one."""
     if isinstance(overrides, str):
-        raise RequestError(
-            "overrides are a list of texts, or a mapping",
-            found=repr(overrides),
-            hints=(f"overrides=[{overrides!r}]",),
-        )
+        return [overrides]
     return override_texts(overrides) if isinstance(overrides, Mapping) else [str(each) for each in overrides]
 
 
@@ -202,11 +164,8 @@ def override_value(value: Any) -> str:
         return "{" + ",".join(f"{key}: {override_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(override_value, value)) + "]"
-    raise RequestError(
-        "a config holds numbers, texts, lists and mappings",
-        expected="a value that a YAML file could have",
-        found=f"{value!r} ({type(value).__name__})",
-    )
+    found = f"{value!r} ({type(value).__name__})"
+    raise RequestError("a config holds numbers, texts, lists and mappings", found=found)
 
 
 class Runnable:
@@ -214,6 +173,11 @@ class Runnable:
 
     _session: Session
     _request: RunRequest
+
+    @property
+    def command(self) -> str:
+        """The same on the command line, after `steps run`."""
+        return self._request.redacted().typed
 
     def run(
         self,
@@ -225,11 +189,8 @@ class Runnable:
         name: str | None = None,
     ) -> Result:
         """Run it; see `nemotron_steps.run`. What is there already is not made again."""
-        from nemotron_steps.api.running import run_request
-
-        return run_request(
-            self._session, self._request, force=force, resume=resume, wait=wait, progress=progress, name=name
-        )
+        asked = replace(self._request, name=name or self._request.name)
+        return run_request(self._session, asked, force=force, resume=resume, wait=wait, progress=progress)
 
 
 class Planned(Runnable):
@@ -245,7 +206,6 @@ class Planned(Runnable):
         self._request = session.settled(request)
         with variables_of(session.profile_of(self._request)):
             self.plan: Plan = plan_run(session, self._request)
-        self.command = self._request.redacted().typed
 
     @property
     def steps(self) -> list[str]:
@@ -259,8 +219,6 @@ class Planned(Runnable):
 
     def config(self, step: str | None = None) -> dict[str, Any]:
         """The merged config of a step, redacted; default: the last one's. KeyError if there is no such step."""
-        from nemotron_steps.config.secrets import redact
-
         redacted: dict[str, Any] = redact(dict(self.plan.step(step or self.plan.goals[-1]).config))
         return redacted
 
@@ -280,12 +238,12 @@ class Planned(Runnable):
         return f"<pre>{escape(str(self))}</pre>"
 
 
-@arguments_of(request_for)
 def plan(target: Target, *, home: str | os.PathLike[str] | None = None, **request: Any) -> Planned:
     """Type-check a request, as `steps plan`. Nothing runs.
 
     Args:
-        request: see `nemotron_steps.api.planned.request_for`.
+        request: config, inputs, overrides, profile, first, until, over, ignore_checks, name, and keys of the config;
+            see `nemotron_steps.api.planned.request_for`.
         home: where artifacts and runs are; None for STEPS_HOME, or `.steps`.
 
     Raises:
@@ -303,3 +261,110 @@ def session_of(home: str | os.PathLike[str] | None) -> Session:
 def variables_of(profile: Profile | None) -> AbstractContextManager[None]:
     """Set a local profile's `env_vars`, which configs read, for a while: the next request may have another profile."""
     return variables_set(profile.variables_here if profile is not None else {})
+
+
+def run(
+    target: Target | None = None,
+    *,
+    home: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    resume: str | None = None,
+    wait: bool = True,
+    progress: bool = True,
+    **request: Any,
+) -> Result:
+    """Plan a request and run what of it is not already there: in this process, or where its profile says.
+
+    Args:
+        request: config, inputs, overrides, profile, first, until, over, ignore_checks, name, and keys of the config;
+            see `nemotron_steps.api.planned.request_for`.
+        home: where artifacts and runs are; None for STEPS_HOME, or `.steps`.
+        force: run the steps asked for even if they are cached.
+        resume: the id or name of an earlier run, or `latest`: its folder is continued. Without a target it goes on with
+            what that run was asked for, under its profile or the one given here.
+        wait: False submits the run to the profile's executor and returns at once (`-b`); see `Result.wait`.
+        progress: show the plan, the progress (a job's log) and the result, as the command line does.
+
+    Raises:
+        PlanError: the request does not type-check; nothing ran.
+        StepsError: the first step that failed. What was committed stays: the same call goes on from there.
+        InterruptedRunError: Ctrl-C, or the notebook's stop button; a job is cancelled. Pressed again, what is still
+            unwinding is cut short, and this process goes on.
+    """
+    session = session_of(home)
+    if target is not None:
+        wanted = request_for(target, **request)
+    elif resume is None:
+        raise RequestError("name a step or a pipeline", hints=("run('rl/nemo_rl/rlvr')", "run(resume='latest')"))
+    else:
+        profile, ignored = request.pop("profile", None), request.pop("ignore_checks", ())
+        changed = [f"{name}={value!r}" for name, value in request.items() if value not in (None, (), [], {})]
+        if changed:
+            what = "resume alone goes on with what that run was asked for; name the steps to change it"
+            raise RequestError(what, found=", ".join(changed), hints=(f"run('STEP', ..., resume={resume!r})",))
+        ignored = (ignored,) if isinstance(ignored, str) else tuple(ignored)
+        wanted = request_of_run(session, resume, profile=profile, ignore_checks=ignored)
+    return run_request(session, wanted, force=force, resume=resume, wait=wait, progress=progress)
+
+
+def run_request(
+    session: Session, request: RunRequest, *, force: bool, resume: str | None, wait: bool, progress: bool
+) -> Result:
+    """Run a request; see `run`."""
+    request = session.settled(request, resume)
+    profile = session.profile_of(request)
+    terminal = Terminal.of() if progress else None
+    if profile is None and not wait:
+        what = "a run without a profile works in this process, which has to wait for it"
+        raise RequestError(what, where="wait=False", hints=("run(..., profile='PROFILE', wait=False)", "wait=True"))
+    if profile is not None and not (wait and profile.runs_here):
+        with outside_event_loop():
+            with variables_of(profile):
+                show = partial(show_to_submit, request, terminal) if terminal is not None else lambda plan: None
+                info, profile = submit(session, request, profile, force=force, resume=resume, attached=wait, show=show)
+            if terminal is not None:
+                show_job(info, profile, terminal)
+            if wait:
+                follow_attached(session.store, info, write_log if progress else lambda text: None)
+        return Result(session.store, info.id)
+    with variables_of(profile), outside_event_loop(), without_main_module():
+        display = partial(shown, request, terminal)
+        result, plan = run_here(session, request, force=force, resume=resume, display=display, ends_process=False)
+        if terminal is not None:
+            show_result(result, plan, terminal)
+    return Result(session.store, result.id)
+
+
+@contextmanager
+def without_main_module() -> Iterator[None]:
+    """Processes that multiprocessing starts within do not import this program, which may be a script without
+    `if __name__ == "__main__":`, and so do not run its steps again. They need nothing of it."""
+    program = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = program
+
+
+@contextmanager
+def outside_event_loop() -> Iterator[None]:
+    """No event loop is running within, and the one before is again afterwards: a notebook's cell is a task of one, and
+    steps run loops of their own (docs/decisions/runs-in-notebooks.md)."""
+    loop = asyncio._get_running_loop()
+    if loop is None:
+        yield
+        return
+    task = asyncio.current_task()
+    # asyncio documents these for schedulers and tasks of one's own (Extending).
+    if task is not None:
+        asyncio.tasks._leave_task(loop, task)
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        # A runner that ends leaves the thread without one.
+        asyncio.set_event_loop(loop)
+        asyncio._set_running_loop(loop)
+        if task is not None:
+            asyncio.tasks._enter_task(loop, task)

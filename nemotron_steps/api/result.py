@@ -16,25 +16,22 @@ from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import RequestError, UnknownNameError
+from nemotron_steps.manifest.registry import load_registry
 from nemotron_steps.runs.log_format import in_words, number, seconds
 from nemotron_steps.runs.report.data import RunReport, read_report
-from nemotron_steps.runs.report.svg import curve, headlines
+from nemotron_steps.runs.report.page import curve, headlines
 from nemotron_steps.runs.run_folder import DONE, KILLED, get_run, run_file
 from nemotron_steps.session.jobs import AT_WORK, JobView
+from nemotron_steps.session.publish import is_model
 
+Series = dict[int, float]
+"""Training step → number."""
 # Colours that can be read on a light page and on a dark one: a notebook's theme is not known here.
-_STYLE = (
-    ".nemotron-steps{font:13px/1.5 system-ui,sans-serif}"
-    ".nemotron-steps .charts{display:flex;flex-wrap:wrap;gap:12px;margin:8px 0}"
-    ".nemotron-steps figure{margin:0;width:300px}"
-    ".nemotron-steps figcaption{display:flex;justify-content:space-between}"
-    ".nemotron-steps svg text{fill:currentColor;opacity:.65;font:10px system-ui,sans-serif}"
-    ".nemotron-steps svg .grid{stroke:currentColor;opacity:.18}"
-    ".nemotron-steps svg .line{fill:none;stroke:#5a9e1b;stroke-width:1.8}"
-    ".nemotron-steps svg .raw{fill:none;stroke:#5a9e1b;opacity:.4}"
-    ".nemotron-steps svg .dot{fill:#5a9e1b}"
-    ".nemotron-steps td{padding:1px 14px 1px 0;text-align:left}"
-)
+_STYLE = """\
+.nemotron-steps .charts{display:flex;flex-wrap:wrap;gap:12px} .nemotron-steps figure{margin:0;width:300px}
+.nemotron-steps svg text{fill:currentColor;opacity:.65;font:10px sans-serif} .nemotron-steps svg .dot{fill:#5a9e1b}
+.nemotron-steps svg .grid{stroke:currentColor;opacity:.18} .nemotron-steps svg .raw{opacity:.4}
+.nemotron-steps svg .line,.nemotron-steps svg .raw{fill:none;stroke:#5a9e1b} .nemotron-steps td{text-align:left}"""
 
 
 @dataclass(frozen=True)
@@ -45,17 +42,6 @@ class Plot:
     """Name → training step → number."""
     title: str = ""
 
-    @property
-    def html(self) -> str:
-        """The curves, without what they look like; see `framed`."""
-        figures = [
-            f"<figure><figcaption><span>{escape(name)}</span><b>{number(list(points.values())[-1])}</b></figcaption>"
-            f"{curve([(float(step), value) for step, value in points.items()], name)}</figure>"
-            for name, points in self.series.items()
-            if points
-        ]
-        return f'<div class="charts">{"".join(figures)}</div>'
-
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write it as a page of its own and return its path."""
         file = Path(path)
@@ -64,16 +50,13 @@ class Plot:
         return file
 
     def _repr_html_(self) -> str:
-        return framed(self.html)
-
-
-def framed(content: str) -> str:
-    """Content with its looks, which touch nothing else of the page."""
-    return f'<div class="nemotron-steps"><style>{_STYLE}</style>{content}</div>'
-
-
-Series = dict[int, float]
-"""Training step → number."""
+        figures = [
+            f"<figure><figcaption>{escape(name)} <b>{number(list(points.values())[-1])}</b></figcaption>"
+            f"{curve([(float(step), value) for step, value in points.items()], name)}</figure>"
+            for name, points in self.series.items()
+            if points
+        ]
+        return f'<div class="nemotron-steps"><style>{_STYLE}</style><div class="charts">{"".join(figures)}</div></div>'
 
 
 @dataclass(frozen=True)
@@ -95,6 +78,12 @@ class StepRun:
     """What to change, where it raised signals."""
     samples: Sequence[Mapping[str, Any]]
     """Examples of what the policy answered."""
+
+
+def model_ports(made: Mapping[str, Artifact]) -> list[str]:
+    """The ports of a step's outputs that are models."""
+    types = load_registry().types
+    return [port for port, each in made.items() if is_model(each.type, types)]
 
 
 class Result:
@@ -120,8 +109,7 @@ class Result:
             with suppress(UnknownNameError):  # of a run elsewhere that ended early
                 run_file(self._store, self.id, name)
         report = read_report(self.folder, self._store)
-        if over:
-            self._read = report
+        self._read = report if over else None
         return report
 
     @property
@@ -156,9 +144,7 @@ class Result:
         if info.job:
             follow(self._store, self.id, write_log if progress else (lambda text: None))
         elif info.status != DONE:
-            raise RequestError(
-                f"no executor works on run '{self.id}'", found=info.status, hints=(f"steps watch {self.id}",)
-            )
+            raise RequestError(f"no executor works on run '{self.id}'", hints=(f"steps watch {self.id}",))
         return self
 
     def cancel(self) -> None:
@@ -209,18 +195,15 @@ class Result:
         """Copy the model of the last step asked for that makes one into a new or empty folder, verified; that folder.
 
         Raises UnknownNameError where that step made none, or several: `outputs[PORT].save` has any."""
-        from nemotron_steps.manifest.registry import load_registry
-        from nemotron_steps.session.publish import is_model
-
-        types, asked = load_registry().types, [step for step in self._report.steps if step.key in self._report.goals]
-        making = [s.key for s in asked if any(is_model(each, types) for each in s.plan.get("produces", {}).values())]
-        made = self.steps[making[-1]].outputs if making else {}
-        models = {port: each for port, each in made.items() if is_model(each.type, types)}
+        steps = self.steps
+        making = [key for key in self._report.goals if model_ports(steps[key].outputs)]
+        made = steps[making[-1]].outputs if making else {}
+        models = model_ports(made)
         if len(models) != 1:
             hints = [f"result.outputs[{port!r}].save({os.fspath(folder)!r})" for port in models or self.outputs]
             what = f"run '{self.id}' made {'several models at once' if models else 'no model'}"
             raise UnknownNameError(what, found=", ".join(models or self.outputs) or "no output", hints=hints)
-        return next(iter(models.values())).save(folder)
+        return made[models[0]].save(folder)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -254,23 +237,16 @@ class Result:
         for name in names:
             if name not in known:
                 close = nearest(name, known)
-                raise UnknownNameError(
-                    f"{found.key} reported no metric '{name}'",
-                    expected=" or ".join(close) or ", ".join(sorted(known)[:12]) or "a step that reports metrics",
-                    found=name,
-                    hints=[f"plot({other!r})" for other in close[:2]],
-                )
+                what, hints = f"{found.key} reported no metric '{name}'", [f"plot({other!r})" for other in close[:2]]
+                raise UnknownNameError(what, expected=" or ".join(close or sorted(known)[:12]), hints=hints)
         return Plot({name: found.metrics[name] for name in names or headlines(known)}, found.key)
 
     @property
     def _goal(self) -> StepRun:
         report = self._report
         if not report.goals:
-            raise UnknownNameError(
-                f"run '{self.id}' has not begun",
-                found=get_run(self._store, self.id).status,
-                hints=(f"steps status {self.id}", "result.wait()"),
-            )
+            hints = (f"steps status {self.id}", "result.wait()")
+            raise UnknownNameError(f"run '{self.id}' has not begun", hints=hints)
         return self.steps[report.goals[-1]]
 
     def __repr__(self) -> str:
@@ -285,7 +261,7 @@ class Result:
         table = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows.items())
         error = self.error
         told = f"<p>error[{escape(str(error['code']))}]: {escape(str(error['what']))}</p>" if error else ""
-        return framed(f"<div>{head}</div>{told}<table>{table}</table>{self.plot().html}")
+        return f"<div>{head}</div>{told}<table>{table}</table>{self.plot()._repr_html_()}"
 
 
 def open_run(run: str = "latest", *, home: str | os.PathLike[str] | None = None) -> Result:

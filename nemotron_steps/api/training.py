@@ -6,7 +6,6 @@ caching, lineage, resuming and every config key are those of the step.
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +20,6 @@ from nemotron_steps.api.planned import (
     Overrides,
     Planned,
     Runnable,
-    arguments_of,
     override_list,
     override_value,
     request_for,
@@ -46,14 +44,9 @@ def data_reference(dataset: Any, folder: Path, *, argument: str = "dataset", of_
     if isinstance(dataset, str | os.PathLike):
         return os.fspath(dataset)
     if isinstance(dataset, Mapping):
-        names = ", ".join(map(str, dataset))
-        raise DataError(
-            "one data set is wanted, and this is a mapping of several, or a single row",
-            where=argument,
-            expected="rows, or a path",
-            found=f"{type(dataset).__name__} of {names[:120]}",
-            hints=tuple(f"{argument}={argument}[{name!r}]" for name in list(dataset)[:1]),
-        )
+        found = f"{type(dataset).__name__} of {', '.join(map(str, dataset))[:120]}"
+        what = "one data set is wanted, and this is a mapping of several, or a single row"
+        raise DataError(what, where=argument, expected="rows, or a path", found=found)
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
     count = 0
@@ -83,44 +76,27 @@ def _rows(dataset: Any, argument: str) -> Iterator[Any]:
         try:
             from pyarrow import RecordBatchReader
         except ImportError as error:
-            raise UnsupportedError(
-                f"a {type(dataset).__module__}.{type(dataset).__name__} is read by pyarrow, which is not installed",
-                where=argument,
-                hints=("pip install 'nemotron-steps[data]'",),
-            ) from error
+            what = f"a {type(dataset).__name__} is read by pyarrow, which is not installed"
+            raise UnsupportedError(what, where=argument, hints=("pip install 'nemotron-steps[data]'",)) from error
         for batch in RecordBatchReader.from_stream(dataset):  # one in memory at a time
             yield from map(without_padding, batch.to_pylist())
     elif isinstance(dataset, Iterable):
         yield from map(without_padding, dataset) if hasattr(dataset, "features") else dataset  # of `datasets`
     else:
-        raise DataError(
-            "this holds no rows",
-            where=argument,
-            expected="a list of rows, a datasets.Dataset, a DataFrame, or the path of a file or folder",
-            found=type(dataset).__name__,
-            hints=(f"{argument}={argument}.collect()",) if callable(getattr(dataset, "collect", None)) else (),
-        )
+        expected = "a list of rows, a datasets.Dataset, a DataFrame, or the path of a file or folder"
+        raise DataError("this holds no rows", where=argument, expected=expected, found=type(dataset).__name__)
 
 
 def _line(row: Any, number: int, argument: str, of_prompts: bool) -> bytes:
     if not isinstance(row, Mapping):
-        raise DataError(
-            "a row is a mapping of columns",
-            where=f"{argument}, row {number}",
-            expected=f"a row like {_CORRECT}",
-            found=f"{type(row).__name__} {str(row)[:80]!r}",
-            hints=(f'{argument}=[{{"prompt": text}} for text in {argument}]',) if isinstance(row, str) else (),
-        )
+        found = f"{type(row).__name__} {str(row)[:80]!r}"
+        where, expected = f"{argument}, row {number}", f"a row like {_CORRECT}"
+        raise DataError("a row is a mapping of columns", where=where, expected=expected, found=found)
     if number == 1 and of_prompts and not prompt_layout(row)[1] and not has_pair(row):
-        texts = [name for name, value in row.items() if isinstance(value, str)]
-        texts.sort(key=lambda name: -len(row[name]))
-        raise DataError(
-            "nothing in the rows is a prompt",
-            where=f"{argument}, row 1",
-            expected=f"a row like {_CORRECT}",
-            found="columns " + ", ".join(map(str, row))[:200],
-            hints=[f'{argument}=[{{**row, "prompt": row["{name}"]}} for row in {argument}]' for name in texts[:2]],
-        )
+        found, expected = "columns " + ", ".join(map(str, row))[:200], f"a row like {_CORRECT}"
+        hints = (f'{argument}=[{{**row, "prompt": row["COLUMN"]}} for row in {argument}]',)
+        what = "nothing in the rows is a prompt"
+        raise DataError(what, where=f"{argument}, row 1", expected=expected, found=found, hints=hints)
     cells = {str(name): _cell(value, f"{argument}, row {number}, column {name}") for name, value in row.items()}
     # A text may hold half of a surrogate pair, which JSON has as an escape.
     return json.dumps(cells, ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace") + b"\n"
@@ -128,37 +104,22 @@ def _line(row: Any, number: int, argument: str, of_prompts: bool) -> bytes:
 
 def _cell(value: Any, where: str) -> Any:
     """A value as JSON has it; a missing number or date of a table is null."""
-    if isinstance(value, bool | int | str) or value is None:
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+    try:
+        return json.loads(json.dumps(value, default=_plain), parse_constant=lambda _: None)
+    except (TypeError, ValueError) as error:
+        hints = ("leave the column out of the rows",)
+        raise DataError("the value has no form in JSON", where=where, found=str(error), hints=hints) from error
+
+
+def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _cell(item, where) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_cell(item, where) for item in value]
-    if callable(getattr(value, "model_dump", None)):  # pydantic, as OpenAI's messages
-        return _cell(value.model_dump(), where)
-    if callable(getattr(value, "tolist", None)):  # numpy
-        return _cell(value.tolist(), where)
+        return dict(value)
     if type(value).__name__ in ("NAType", "NaTType"):  # pandas; its missing date has an isoformat
         return None
-    if callable(getattr(value, "isoformat", None)):  # dates
-        return str(value.isoformat())
-    raise DataError(
-        "the value has no form in JSON",
-        where=where,
-        expected="texts, numbers, lists and mappings of them",
-        found=f"{type(value).__module__}.{type(value).__qualname__}",
-        hints=("leave the column out of the rows",),
-    )
-
-
-_GIVEN = "given"
-"""Folder of the home for functions and rows that have no file of their own."""
-_WORTH_SPLITTING = 50
-"""Prompts in memory from which a tenth is held out."""
-_HELD_OUT = 64
-"""Prompts held out at most."""
+    for method in ("model_dump", "tolist", "isoformat"):  # pydantic, as OpenAI's messages; numpy; dates
+        if callable(getattr(value, method, None)):
+            return getattr(value, method)()
+    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__}")
 
 
 class _Asked(Runnable):
@@ -167,20 +128,24 @@ class _Asked(Runnable):
     STEP: ClassVar[str]
     MODEL: ClassVar[str]
     """The port of the model."""
-    DATA: ClassVar[str]
-    """The port of the rows."""
+    DATA: ClassVar[str] = "prompts"
+    """The port of the rows; prompts are graded."""
     OTHER_NAMES: ClassVar[Mapping[str, str]] = {
+        "target": "run(TARGET, inputs={PORT: REF})",
+        "inputs": "model, dataset and validation",
         "train_dataset": "dataset",
-        "rows": "dataset",
         "eval_dataset": "validation",
+        "reward_funcs": "rewards",
     }
-    """Arguments as others call them."""
+    """Arguments as others call them → what is meant here."""
 
     def __init__(
         self,
         model: Input,
         dataset: Any,
+        rewards: Reward | Sequence[Reward] | None = None,
         *,
+        weights: Sequence[float] | None = None,
         validation: Any = None,
         config: str | os.PathLike[str] | None = None,
         overrides: Overrides = (),
@@ -189,19 +154,21 @@ class _Asked(Runnable):
         over: Over = (),
         **sections: Any,
     ) -> None:
-        if taken := [name for name in ("target", "inputs") if name in sections]:
-            raise RequestError(
-                f"{type(self).__name__} names its step and inputs itself",
-                where=", ".join(taken),
-                expected="model, dataset and validation",
-                hints=(f"run({self.STEP!r}, inputs={{{self.MODEL!r}: MODEL, {self.DATA!r}: DATA}})",),
-            )
         for name, here in self.OTHER_NAMES.items():
             if name in sections:
-                what = f"{type(self).__name__} has no argument '{name}'"
-                raise RequestError(what, where=name, expected=here, hints=(f"{here}=…",))
+                raise RequestError(f"{type(self).__name__} has no argument '{name}'", where=name, expected=here)
+        given = sections.get("reward")
+        if any(map(callable, given if isinstance(given, list | tuple) else [given])):  # no names, as the config's key
+            if rewards is not None:
+                raise RequestError("rewards are given twice", where="reward, rewards", hints=("rewards=[…]",))
+            rewards = sections.pop("reward")
+        if rewards is not None and self.DATA != "prompts":
+            raise RequestError(f"{type(self).__name__} has no argument 'rewards'", expected="GRPO")
         self._session = session_of(home)
-        self._rows = self._session.store.backend.local(_GIVEN) / "data"
+        # Functions and rows that have no file of their own are written into the home.
+        self._folder = self._session.store.backend.local("given")
+        functions = _named(rewards, weights, self._folder / "rewards")
+        texts = [f"reward={override_value(functions)}"] if functions else []
         inputs = {self.MODEL: model, self.DATA: self._reference(dataset, "dataset")}
         if validation is not None and validation is not False:
             inputs["validation"] = self._reference(validation, "validation")
@@ -209,63 +176,33 @@ class _Asked(Runnable):
             self.STEP,
             config=config if config is not None else self._config(self._session.profile(profile)),
             inputs=inputs,
-            overrides=overrides,
+            overrides=[*texts, *override_list(overrides)],
             profile=profile,
             over=over,
             **sections,
         )
         self._complete(may_split=validation is None and not isinstance(dataset, str | os.PathLike | Artifact))
 
-    @property
-    def command(self) -> str:
-        """The same on the command line, after `steps run`."""
-        return self._request.redacted().typed
-
     def plan(self) -> Planned:
         """Type-check it; see `nemotron_steps.plan`. PlanError with every problem found."""
         return Planned(self._session, self._request)
 
     def _reference(self, dataset: Any, argument: str) -> str:
-        return data_reference(dataset, self._rows, argument=argument, of_prompts=self.DATA == "prompts")
+        of_prompts = self.DATA == "prompts"
+        return data_reference(dataset, self._folder / "data", argument=argument, of_prompts=of_prompts)
 
     def _config(self, profile: Profile | None) -> str | None:
-        """Of the step, where none is named."""
-        return _config_for(profile)
+        """Of the step, where none is named: `one_gpu` where there is a GPU that may be used, else `cpu`."""
+        if profile is not None and not profile.on_this_machine:
+            return "cpu" if profile.gpus_per_node == 0 else "one_gpu"
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        return "one_gpu" if not hidden and any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"
 
     def _complete(self, *, may_split: bool) -> None:
         """Add to the request what follows from it; `may_split`: some of the rows may be kept from the training."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.command}>"
-
-
-class _Graded(_Asked):
-    """One whose rows are graded."""
-
-    DATA = "prompts"
-    OTHER_NAMES: ClassVar = {**_Asked.OTHER_NAMES, "reward_funcs": "rewards"}
-
-    @arguments_of(_Asked.__init__)
-    def __init__(
-        self,
-        model: Input,
-        dataset: Any,
-        rewards: Reward | Sequence[Reward] | None = None,
-        *,
-        weights: Sequence[float] | None = None,
-        overrides: Overrides = (),
-        home: str | os.PathLike[str] | None = None,
-        **request: Any,
-    ) -> None:
-        given = request.get("reward")
-        named = given if isinstance(given, list | tuple) else [given]
-        if not all(each is None or isinstance(each, str | Mapping) for each in named):  # no names, as the config's key
-            if rewards is not None:
-                raise RequestError("rewards are given twice", where="reward, rewards", hints=("rewards=[…]",))
-            rewards = request.pop("reward")
-        functions = _named(rewards, weights, session_of(home).store.backend.local(_GIVEN) / "rewards")
-        texts = [f"reward={override_value(functions)}"] if functions else []
-        super().__init__(model, dataset, overrides=[*texts, *override_list(overrides)], home=home, **request)
 
 
 class SFT(_Asked):
@@ -295,7 +232,7 @@ class DPO(_Asked):
     STEP, MODEL, DATA = "rl/nemo_rl/dpo", "policy", "preferences"
 
 
-class GRPO(_Graded):
+class GRPO(_Asked):
     """A GRPO training (`rl/nemo_rl/rlvr`), ready to be planned or run.
 
     Args:
@@ -336,7 +273,8 @@ class GRPO(_Graded):
         if may_split and "validation" not in composed.inputs and flat["data.validation.data_path"] is None:
             inputs |= self._held_out(Path(inputs[self.DATA]))
         overrides = self._request.overrides
-        if "validation" in inputs and not _validates(flat):
+        validates = flat["grpo.val_period"] > 0 or flat["grpo.val_at_start"] or flat["grpo.val_at_end"]
+        if "validation" in inputs and not validates:
             overrides = (*overrides, "grpo.val_at_start=true", "grpo.val_at_end=true")
         self._request = replace(self._request, inputs=inputs, overrides=overrides)
 
@@ -348,20 +286,20 @@ class GRPO(_Graded):
             with path.open("rb") as file:
                 yield from map(json.loads, file)
 
-        asked = [_digest(row, f"dataset, row {number}") for number, row in enumerate(rows(), start=1)]
+        asked = []
+        for number, row in enumerate(rows(), start=1):
+            text = json.dumps(read_prompt(row, f"dataset, row {number}").messages, sort_keys=True)
+            asked.append(hashlib.sha256(text.encode()).hexdigest())
         every = sorted({*asked})
-        if len(every) < _WORTH_SPLITTING:
+        if len(every) < 50:
             return {}
-        held = {*every[: min(_HELD_OUT, len(every) // 10)]}
-        return {
-            port: self._reference(
-                (row for row, digest in zip(rows(), asked, strict=True) if (digest in held) is side), "dataset"
-            )
-            for port, side in ((self.DATA, False), ("validation", True))
-        }
+        held = {*every[: min(64, len(every) // 10)]}
+        kept = (row for row, digest in zip(rows(), asked, strict=True) if digest in held)
+        others = (row for row, digest in zip(rows(), asked, strict=True) if digest not in held)
+        return {self.DATA: self._reference(others, "dataset"), "validation": self._reference(kept, "dataset")}
 
 
-class Evaluation(_Graded):
+class Evaluation(_Asked):
     """An evaluation (`eval/model_eval`), ready to be planned or run; see `evaluate`."""
 
     STEP, MODEL = "eval/model_eval", "model"
@@ -396,16 +334,6 @@ def evaluate(
     return asked.run(force=force, resume=resume, wait=wait, progress=progress)
 
 
-def _validates(flat: Mapping[str, Any]) -> bool:
-    return bool(flat["grpo.val_period"] > 0 or flat["grpo.val_at_start"] or flat["grpo.val_at_end"])
-
-
-def _digest(row: Mapping[str, Any], where: str) -> str:
-    """Of what a row asks."""
-    asked = json.dumps(read_prompt(row, where).messages, sort_keys=True)
-    return hashlib.sha256(asked.encode()).hexdigest()
-
-
 def _named(
     rewards: Reward | Sequence[Reward] | None, weights: Sequence[float] | None, folder: Path
 ) -> list[dict[str, Any]]:
@@ -413,22 +341,9 @@ def _named(
     each = [] if rewards is None else list(rewards) if isinstance(rewards, list | tuple) else [rewards]
     shares = [1.0] * len(each) if weights is None else [float(weight) for weight in weights]
     if len(shares) != len(each):
-        raise ConfigError(
-            "every reward has a weight",
-            where="weights",
-            expected=f"as many as there are rewards: {len(each)}",
-            found=str(len(shares)),
-            hints=(f"weights={[1.0] * len(each)}",),
-        )
+        expected, hints = f"as many as there are rewards: {len(each)}", (f"weights={[1.0] * len(each)}",)
+        raise ConfigError("every reward has a weight", where="weights", expected=expected, hints=hints)
     return [
         {"function": function_reference(reward, folder, position), "weight": share}  # type: ignore[arg-type]
         for position, (reward, share) in enumerate(zip(each, shares, strict=True))
     ]
-
-
-def _config_for(profile: Profile | None) -> str:
-    """`one_gpu` where there is a GPU that may be used, else `cpu`."""
-    if profile is not None and not profile.on_this_machine:
-        return "cpu" if profile.gpus_per_node == 0 else "one_gpu"
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    return "one_gpu" if not hidden and any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"

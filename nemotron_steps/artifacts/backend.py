@@ -2,7 +2,7 @@
 
 `commit_tree` makes a folder appear whole or not at all. Locally that is one rename; on an object store, which has none,
 the files are uploaded first and `artifact.json` last, and a folder without it does not exist. Every path handed in is
-checked to stay in the home (see confinement), for a record may have named it.
+checked to stay in the home (see files), for a record may have named it.
 """
 # ruff: noqa: D102  Backend says what each method does
 
@@ -15,30 +15,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.confinement import confined, require_relative, walk
 from nemotron_steps.artifacts.files import (
+    confined,
     create_exclusive,
     hash_tree,
     remove_tree,
+    require_relative,
     seal_tree,
     set_aside,
     storage_errors,
     sync_folder,
+    walk,
     write_atomic,
 )
 from nemotron_steps.artifacts.models import MANIFEST_NAME, FileRecord
 from nemotron_steps.errors import ArtifactError, RequestError, StorageError, StorageUnreachableError, UnsupportedError
 
 DEFAULT_HOME = ".steps"
-_NO_ANSWER = {
-    "ConnectionError",
-    "TimeoutError",
-    "HTTPClientError",
-    "ConnectionClosedError",
-    "ClientConnectionError",
-    "ClientPayloadError",
-    "IncompleteReadError",
-}
+_NO_ANSWER = (
+    *("ConnectionError", "TimeoutError", "HTTPClientError", "ConnectionClosedError"),
+    *("ClientConnectionError", "ClientPayloadError", "IncompleteReadError"),
+)
 """Classes, by name, of Python's, botocore's and aiohttp's errors for a server that does not answer to the end."""
 
 
@@ -59,12 +56,9 @@ class Backend:
     def read(self, path: str) -> bytes | None:
         """A record's content, None if it is not there."""
         place = self.local(path)
-        try:
+        with _reading(place):
             return place.read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise StorageError("reading the home failed", where=str(place), found=error.strerror) from error
+        return None
 
     def write(self, path: str, data: bytes) -> None:
         """Replace a record atomically."""
@@ -77,12 +71,9 @@ class Backend:
     def names(self, path: str) -> list[str]:
         """Names directly under a folder, sorted; empty if it is not there."""
         place = self.local(path)
-        try:
+        with _reading(place):
             return sorted(name for name in os.listdir(place) if not name.startswith("."))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            raise StorageError("reading the home failed", where=str(place), found=error.strerror) from error
+        return []
 
     def commit_tree(self, staged: Path, path: str, *, replace: bool = False) -> None:
         """Publish a staged folder, which holds artifact.json. One already there stays, unless `replace`: it is
@@ -110,6 +101,10 @@ class Backend:
         """Every file of a committed folder but its artifact.json, hashed as it is in the home, not in a local copy."""
         return hash_tree(self.local(path))
 
+    def where(self, path: str) -> str:
+        """The place of `path` in errors."""
+        return f"{self.url.rstrip('/')}/{path}"
+
     def local(self, path: str) -> Path:
         """The place of `path` on this machine, whether or not anything is there."""
         return confined(self.scratch, path)
@@ -122,6 +117,17 @@ class Backend:
         """Copy a plain local folder (a run's) to `path`, file by file, not atomically; here it is there already."""
 
 
+@contextmanager
+def _reading(place: Path) -> Iterator[None]:
+    """StorageError for what cannot be read; what is not there ends the block."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise StorageError("reading the home failed", where=str(place), found=error.strerror) from error
+
+
 class FsspecBackend(Backend):
     """A home on an object store, or any other file system that fsspec knows."""
 
@@ -131,13 +137,9 @@ class FsspecBackend(Backend):
         try:
             filesystem, root = fsspec.core.url_to_fs(url)
         except ImportError as error:
-            protocol = url.split("://", 1)[0]
-            raise UnsupportedError(
-                f"no file system package for '{protocol}://' is installed",
-                where=url,
-                found=str(error),
-                hints=("pip install 'nemotron-steps[s3]'",) if protocol in ("s3", "s3a") else (),
-            ) from error
+            what = f"no file system package for '{url.split('://', 1)[0]}://' is installed"
+            hints = ("pip install 'nemotron-steps[s3]'",) if url.startswith(("s3://", "s3a://")) else ()
+            raise UnsupportedError(what, where=url, found=str(error), hints=hints) from error
         except ValueError as error:
             raise RequestError("the home URL is not understood", where=url, found=str(error)) from error
         self._fs: Any = filesystem
@@ -146,16 +148,16 @@ class FsspecBackend(Backend):
         read = inspect.signature(getattr(filesystem, "_cat_file", filesystem.cat_file))
         self._at_once = {"max_concurrency": 1} if "max_concurrency" in read.parameters else {}
         self.url = url
-        name = hashlib.sha256(f"{filesystem.protocol}:{self._root}".encode()).hexdigest()[:16]
         self.private = cache
-        self.scratch = self.private / name
+        name = hashlib.sha256(f"{filesystem.protocol}:{self._root}".encode()).hexdigest()[:16]
+        self.scratch = cache / name
 
     def read(self, path: str) -> bytes | None:
         self._fs.invalidate_cache()
-        data: bytes | None = None
         with self._asking("reading", path, FileNotFoundError):
-            data = self._fs.cat_file(self._at(path), **self._at_once)
-        return data
+            data: bytes = self._fs.cat_file(self._at(path), **self._at_once)
+            return data
+        return None
 
     def write(self, path: str, data: bytes) -> None:
         with self._asking("writing", path):
@@ -163,11 +165,10 @@ class FsspecBackend(Backend):
 
     def create(self, path: str, data: bytes) -> bool:
         self._fs.invalidate_cache()
-        created = False
         with self._asking("writing", path, FileExistsError):
             self._fs.pipe_file(self._at(path), data, mode="create")
-            created = True
-        return created
+            return True
+        return False
 
     def names(self, path: str) -> list[str]:
         self._fs.invalidate_cache()
@@ -200,19 +201,14 @@ class FsspecBackend(Backend):
         partial = local.with_name(f"{local.name}.{uuid.uuid4().hex[:8]}.partial")
         partial.mkdir(parents=True)
         for name in [*(record.path for record in files), MANIFEST_NAME]:
-            target = partial / require_relative(name, f"{self.url.rstrip('/')}/{path}/{MANIFEST_NAME}")
+            target = partial / require_relative(name, self.where(f"{path}/{MANIFEST_NAME}"))
             target.parent.mkdir(parents=True, exist_ok=True)
-            is_there = False
             with self._asking("reading", f"{path}/{name}", FileNotFoundError):
                 self._fs.get_file(self._at(f"{path}/{name}"), str(target))
-                is_there = True
-            if not is_there:
+            if not target.is_file():
                 remove_tree(partial)
-                raise ArtifactError(
-                    "a file of the artifact is missing from the store",
-                    where=f"{self.url.rstrip('/')}/{path}/{name}",
-                    hints=("run the step that produced it again with --force",),
-                )
+                where, hints = self.where(f"{path}/{name}"), ("run the step that produced it again with --force",)
+                raise ArtifactError("a file of the artifact is missing from the store", where=where, hints=hints)
         try:
             partial.rename(local)
         except OSError:
@@ -276,12 +272,12 @@ class FsspecBackend(Backend):
             if taken or (answer is not None and isinstance(error, answer)):
                 return
             status: int = said.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            no_answer = not _NO_ANSWER.isdisjoint(each.__name__ for each in type(error).__mro__)
+            no_answer = any(each.__name__ in _NO_ANSWER for each in type(error).__mro__)
             unreachable = no_answer or status == 429 or status >= 500
             cls = StorageUnreachableError if unreachable else StorageError
             raise cls(
                 "the store cannot be reached" if unreachable else f"{action} the store failed",
-                where=f"{self.url.rstrip('/')}/{path}",
+                where=self.where(path),
                 found=f"{type(error).__name__}: {error}",
                 hints=("check the credentials and the address of the store, then run the same command again",),
             ) from error
@@ -296,12 +292,8 @@ def open_backend(home: str | Path | None = None, cache: Path | None = None) -> B
         return FsspecBackend(text, cache or default_cache())
     root = Path(text).expanduser().absolute()
     if root.exists() and not root.is_dir():
-        raise StorageError(
-            "the home is not a folder",
-            where=str(root),
-            expected="a folder, or a path to make one at",
-            hints=("--home DIR", "export STEPS_HOME=DIR"),
-        )
+        expected, hints = "a folder, or a path to make one at", ("--home DIR", "export STEPS_HOME=DIR")
+        raise StorageError("the home is not a folder", where=str(root), expected=expected, hints=hints)
     return Backend(root, cache)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.chat_templates import chat_template, renderer, roles_written, writes_tools
-from nemotron_steps.artifacts.confinement import require_relative
+from nemotron_steps.artifacts.files import require_relative
 from nemotron_steps.config.families import LARGEST, bounds_time_steps, pattern_of, rope_type, time_step_limit
 from nemotron_steps.config.turn_ends import TurnEnds, generation_ends
 from nemotron_steps.errors import ArtifactError, fetch_again
@@ -50,8 +50,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.j
 
 
 def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
-    """Tensor name → {dtype, shape, data_offsets} of one file. ArtifactError if it is malformed or does not fit the
-    file."""
+    """Tensor name → {dtype, shape, data_offsets} of one file. ArtifactError if it is malformed or does not fit."""
     if path.is_dir():
         raise _broken(path, "a file", "a folder")
     size = path.stat().st_size
@@ -91,43 +90,32 @@ def has_weights(folder: Path) -> bool:
 def validate_hf(folder: Path) -> dict[str, Any]:
     """checkpoint_hf: config.json, tokenizer and complete safetensors weights. Returns attributes."""
     attributes = validate_model_folder(folder)
-    shards = safetensors_shards(folder)
-    parameters = 0
-    dtypes: set[str] = set()
-    names: set[str] = set()
-    for shard in shards:
-        for name, entry in read_safetensors_header(shard).items():
-            names.add(name)
-            dtypes.add(entry["dtype"])
-            parameters += math.prod(entry["shape"])
+    entries = [each for shard in safetensors_shards(folder) for each in read_safetensors_header(shard).items()]
+    names = {name for name, _ in entries}
     if attributes.get("mtp_layers") and not any(name.startswith(_MTP) for name in names):
         attributes["mtp_layers"] = 0  # whoever saved it last had no place for them, and config.json still claims them
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         missing = sorted(set(read_json_object(index).get("weight_map", {})) - names)
         if missing:
-            raise ArtifactError(
-                "the checkpoint's index names tensors that no shard holds",
-                where=str(index),
-                expected=missing[0],
-                found=f"{len(missing)} of the indexed tensors missing",
-                hints=fetch_again(folder),
-            )
-    return {**attributes, "parameters": parameters, "dtype": "+".join(sorted(dtypes)).lower()}
+            what, found = "the checkpoint's index names tensors that no shard holds", f"{len(missing)} missing"
+            raise ArtifactError(what, where=str(index), expected=missing[0], found=found, hints=fetch_again(folder))
+    dtypes = sorted({entry["dtype"] for _, entry in entries})
+    parameters = sum(math.prod(entry["shape"]) for _, entry in entries)
+    return {**attributes, "parameters": parameters, "dtype": "+".join(dtypes).lower()}
 
 
 def validate_megatron(folder: Path) -> dict[str, Any]:
     """checkpoint_megatron: `hf/` (config.json, tokenizer) and `weights/` (distributed checkpoint)."""
     for part in ("hf", "weights"):
         if not (folder / part).is_dir():
+            convert = f"steps run convert/hf_to_megatron --input checkpoint_hf={folder}"
             raise ArtifactError(
                 f"a Megatron checkpoint needs a '{part}' folder",
                 where=str(folder),
                 expected="hf/ (config.json and tokenizer) and weights/ (distributed checkpoint)",
                 found=listing(folder),
-                hints=(f"steps run convert/hf_to_megatron --input checkpoint_hf={folder}",)
-                if (folder / "config.json").is_file()
-                else (),
+                hints=(convert,) if (folder / "config.json").is_file() else (),
             )
     attributes = validate_model_folder(folder / "hf")
     files = [path for path in (folder / "weights").rglob("*") if path.is_file()]
@@ -154,9 +142,8 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     """config.json and tokenizer of a model folder → attributes: what later steps must agree on, where it is known."""
     config_path = folder / "config.json"
     if not config_path.is_file():
-        raise ArtifactError(
-            "the checkpoint has no config.json", where=str(folder), expected="config.json", found=listing(folder)
-        )
+        what, found = "the checkpoint has no config.json", listing(folder)
+        raise ArtifactError(what, where=str(folder), expected="config.json", found=found)
     config = read_json_object(config_path, fetch_again(folder, config_path))
     nested = config.get("text_config")
     text = nested if isinstance(nested, dict) else config
@@ -188,12 +175,10 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
         ids += [token["id"] for token in added or () if isinstance(token, dict) and type(token.get("id")) is int]
         if isinstance(vocabulary, dict | list):
             attributes["tokenizer_size"] = max([*ids, len(vocabulary) - 1]) + 1
-    template = chat_template_digest(folder)
+    template = chat_template(folder)
     if template is not None:
-        attributes["chat_template"] = template
-        written = chat_template(folder)
-        if written is not None:
-            attributes |= {"chat_roles": list(roles_written(written)), "chat_tools": writes_tools(written)}
+        attributes |= {"chat_roles": list(roles_written(template)), "chat_tools": writes_tools(template)}
+        attributes["chat_template"] = chat_template_digest(folder)
     ends = _turn_ends(folder)
     if ends is not None:
         attributes |= {"has_end_token": bool(ends), "turn_ends": ends}
@@ -240,25 +225,17 @@ def _positions(config: Mapping[str, Any]) -> int:
 def tokenizer_digest(folder: Path) -> str:
     """A digest of what the tokenizer does, so that a re-saved copy of it has the same one: of tokenizer.json without
     padding and truncation, which change with the last call. ArtifactError if the folder has no tokenizer."""
-    for name in _TOKENIZER_FILES:
-        path = folder / name
-        if not path.is_file():
-            continue
-        if name == "tokenizer.json":
-            content = read_json_object(path, fetch_again(folder, path))
-            content.pop("padding", None)
-            content.pop("truncation", None)
-            data = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-        else:
-            data = path.read_bytes()
-        return "sha256:" + hashlib.sha256(data).hexdigest()[:16]
-    raise ArtifactError(
-        "the checkpoint has no tokenizer",
-        where=str(folder),
-        expected=" or ".join(_TOKENIZER_FILES[:2]),
-        found=listing(folder),
-        hints=(f"cp <base model folder>/tokenizer*.json {folder}/",),
-    )
+    path = next((folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()), None)
+    if path is None:
+        expected, hints = " or ".join(_TOKENIZER_FILES[:2]), (f"cp <base model folder>/tokenizer*.json {folder}/",)
+        what, found = "the checkpoint has no tokenizer", listing(folder)
+        raise ArtifactError(what, where=str(folder), expected=expected, found=found, hints=hints)
+    data = path.read_bytes()
+    if path.name == "tokenizer.json":
+        content = read_json_object(path, fetch_again(folder, path))
+        kept = {name: value for name, value in content.items() if name not in ("padding", "truncation")}
+        data = json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()
+    return "sha256:" + hashlib.sha256(data).hexdigest()[:16]
 
 
 def _turn_ends(folder: Path) -> list[str] | None:
@@ -297,16 +274,10 @@ def _turn_ends(folder: Path) -> list[str] | None:
 
 
 def chat_template_digest(folder: Path) -> str | None:
-    """A digest of the chat template, from chat_template.jinja or tokenizer_config.json; None without one."""
-    path = folder / "chat_template.jinja"
-    template: Any = None
-    if path.is_file():
-        template = path.read_text(encoding="utf-8")
-    elif (folder / "tokenizer_config.json").is_file():
-        template = read_json_object(folder / "tokenizer_config.json").get("chat_template")
-    if not template:
+    """A digest of the chat template; None without one."""
+    text = chat_template(folder)
+    if text is None:
         return None
-    text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
     return "sha256:" + hashlib.sha256(text.strip().encode()).hexdigest()[:16]
 
 
@@ -315,18 +286,11 @@ def read_json_object(path: Path, hints: Sequence[str] = ()) -> dict[str, Any]:
     try:
         data = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        line = getattr(error, "lineno", 1)
-        raise ArtifactError(
-            "the file is not JSON", where=f"{path}:{line}", expected="a JSON object", found=str(error), hints=hints
-        ) from error
+        what, where = "the file is not JSON", f"{path}:{getattr(error, 'lineno', 1)}"
+        raise ArtifactError(what, where=where, expected="a JSON object", found=str(error), hints=hints) from error
     if not isinstance(data, dict):
-        raise ArtifactError(
-            "the file is not a JSON object",
-            where=str(path),
-            expected="a JSON object",
-            found=type(data).__name__,
-            hints=hints,
-        )
+        what, found = "the file is not a JSON object", type(data).__name__
+        raise ArtifactError(what, where=str(path), expected="a JSON object", found=found, hints=hints)
     return data
 
 
@@ -336,9 +300,8 @@ def safetensors_shards(folder: Path) -> list[Path]:
     if index.is_file():
         weight_map = read_json_object(index).get("weight_map", {})
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-            raise ArtifactError(
-                "the checkpoint's index is malformed", where=str(index), expected="weight_map: tensor → file name"
-            )
+            what, expected = "the checkpoint's index is malformed", "weight_map: tensor → file name"
+            raise ArtifactError(what, where=str(index), expected=expected)
         names = [require_relative(name, str(index)) for name in sorted(set(weight_map.values()))]
         missing = [name for name in names if not (folder / name).is_file()]
         if missing or not names:
@@ -352,7 +315,7 @@ def safetensors_shards(folder: Path) -> list[Path]:
         return [folder / name for name in names]
     shards = sorted(folder.glob("*.safetensors"))
     if not shards:
-        pickled = sorted(folder.glob("*.bin")) + sorted(folder.glob("*.pt"))
+        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
         raise ArtifactError(
             "the checkpoint has no safetensors weights" + (" (pickled weights are not read)" if pickled else ""),
             where=str(folder),
@@ -364,13 +327,8 @@ def safetensors_shards(folder: Path) -> list[Path]:
 
 
 def _broken(path: Path, expected: str, found: str) -> ArtifactError:
-    return ArtifactError(
-        "the safetensors file is broken or cut off",
-        where=str(path),
-        expected=expected,
-        found=found,
-        hints=fetch_again(path.parent, path),
-    )
+    what, hints = "the safetensors file is broken or cut off", fetch_again(path.parent, path)
+    return ArtifactError(what, where=str(path), expected=expected, found=found, hints=hints)
 
 
 def listing(folder: Path) -> str:

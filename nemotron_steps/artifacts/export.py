@@ -1,21 +1,22 @@
-"""An artifact's files copied out of the home: written beside the target, hashed on the way, renamed once whole."""
+"""An artifact's files copied out of the home: written beside the target, verified, renamed once whole."""
 
-import hashlib
 import logging
 import os
 import shlex
-import time
+import shutil
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from nemotron_steps.artifacts.files import storage_errors, sync_folder
+from nemotron_steps.artifacts.files import hash_tree, storage_errors
 from nemotron_steps.artifacts.integrity import differences
-from nemotron_steps.artifacts.models import Artifact, FileRecord
+from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import RequestError
 
 _LOG = logging.getLogger(__name__)
-_CHUNK, _EVERY_S = 1 << 22, 5.0
+_WORTH_SAYING = 1_000_000_000
+"""Bytes that take long enough to copy that somebody wonders."""
 
 
 def export(store: ArtifactStore, artifact: Artifact, folder: Path, *, card: str = "", command: str = "") -> Path:
@@ -29,28 +30,22 @@ def export(store: ArtifactStore, artifact: Artifact, folder: Path, *, card: str 
     """
     target = _free(artifact, folder.expanduser().absolute(), command or f"steps artifacts export {artifact.ref}")
     artifact = store.open(artifact)
-    whole, done, said = sum(record.size for record in artifact.files), 0, time.monotonic()
-    with storage_errors(target), store.staging(target) as staged:
-        for record in artifact.files:
-            (staged / record.path).parent.mkdir(parents=True, exist_ok=True)
-            digest = hashlib.sha256()
-            with (artifact.path / record.path).open("rb") as source, (staged / record.path).open("wb") as copy:
-                while chunk := source.read(_CHUNK):
-                    digest.update(chunk)
-                    done += copy.write(chunk)
-                    if time.monotonic() - said > _EVERY_S:
-                        said = time.monotonic()
-                        _LOG.warning("copied %.1f of %.1f GB", done / 1e9, whole / 1e9)
-                copy.flush()
-                os.fsync(copy.fileno())
-                found = FileRecord(record.path, copy.tell(), digest.hexdigest())
-            files = [found if each == record else each for each in artifact.files]
-            for problem in differences(artifact, files, str(artifact.path)):
+    size = sum(record.size for record in artifact.files)
+    if size >= _WORTH_SAYING:
+        _LOG.warning("copying %.1f GB to %s", size / 1e9, target)
+    with storage_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{target.name}.export-", dir=target.parent) as beside:
+            staged = Path(beside, "tree")
+            for record in artifact.files:
+                copy = staged / record.path
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(artifact.path / record.path, copy)
+            for problem in differences(artifact, hash_tree(staged), str(artifact.path)):
                 raise problem
-        if card:
-            (staged / "README.md").write_text(card, encoding="utf-8")
-        staged.rename(target)
-        sync_folder(target.parent)
+            if card:
+                (staged / "README.md").write_text(card, encoding="utf-8")
+            staged.rename(target)
     return target
 
 

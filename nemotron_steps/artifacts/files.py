@@ -1,21 +1,26 @@
-"""Atomic local file work: hashing, atomic writes, durable renames, storage failures as StorageError; strict JSON."""
+"""Local file work: paths that stay where they belong, hashing, atomic writes, storage failures, strict JSON.
+
+A home may be shared, so paths that its records name are checked before they are used: the text (no `..`, not absolute),
+and the file system (no symbolic link on the way leads out). Not so paths that the user typed.
+"""
 
 import errno
 import hashlib
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.confinement import link_root, walk
 from nemotron_steps.artifacts.models import MANIFEST_NAME, FileRecord
-from nemotron_steps.errors import StorageError
+from nemotron_steps.errors import ArtifactError, StorageError
 
 _STORAGE_ERRNOS = {
     errno.ENOSPC: "the disk is full",
@@ -27,6 +32,109 @@ _STORAGE_ERRNOS = {
     errno.EIO: "the disk reported an input/output error",
 }
 _NOT_FINITE = ("nan", "inf", "-inf")
+_LONGEST_PART = 255
+_LONGEST_PATH = 4096
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_RUN_ID = re.compile(r"\w[\w.-]{0,199}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+"""Characters no path of a record has: control characters, and what stands for bytes that are not UTF-8."""
+
+
+def is_digest(text: str) -> bool:
+    """Whether text is a sha256 in hex, which names objects."""
+    return bool(_DIGEST.fullmatch(text))
+
+
+def is_run_id(text: str) -> bool:
+    """Whether text can name a run's folder."""
+    return bool(_RUN_ID.fullmatch(text))
+
+
+def require_relative(path: str, where: str) -> str:
+    """`path` if it is a plain relative posix path. ArtifactError naming `where` it was read if it is anything else."""
+    parts = path.split("/")
+    if (
+        _CONTROL.search(path)
+        or len(path.encode()) > _LONGEST_PATH
+        or any(part in ("", ".", "..") or len(part.encode()) > _LONGEST_PART for part in parts)
+    ):
+        raise ArtifactError(
+            "a record names a path that leaves its folder",
+            where=where,
+            expected="a relative path without `..`",
+            found=repr(path if len(path) <= 120 else path[:117] + "..."),
+            hints=("steps artifacts verify",),
+        )
+    return path
+
+
+def confined(root: Path, relative: str) -> Path:
+    """`root / relative`; ArtifactError where symbolic links lead out of the first folder of `relative`, which may
+    itself be a link: people move `artifacts/` to another disk."""
+    require_relative(relative, str(root))
+    path, (first, *below) = root / relative, relative.split("/")
+    base = os.path.join(root, first)
+    # Resolving takes many times as long, and this is asked for every file that is read.
+    if any(map(os.path.islink, accumulate(below, os.path.join, initial=base))):
+        base, real = os.path.realpath(base), os.path.realpath(path)
+        if real != base and not real.startswith(base.rstrip(os.sep) + os.sep):
+            raise _leaves(path, real)
+    return path
+
+
+def walk(folder: Path, *, follow: Path | None, skip_hidden: bool = False) -> Iterator[Path]:
+    """Every file below a folder. ArtifactError for names with control characters or not UTF-8.
+
+    Symbolic links to files below `follow` count as the files, any other link is refused; with None links are left out.
+    """
+    pending = [folder]
+    while pending:
+        here = pending.pop()
+        with os.scandir(here) as entries:
+            for entry in entries:
+                if skip_hidden and here == folder and entry.name.startswith("."):
+                    continue
+                path = here / entry.name
+                if entry.is_symlink():
+                    if follow is None:
+                        continue
+                    target = os.path.realpath(path)
+                    if not target.startswith(os.path.realpath(follow).rstrip(os.sep) + os.sep):
+                        raise _leaves(path, target)
+                    if not os.path.isfile(target):
+                        raise ArtifactError(
+                            "a symbolic link does not lead to a file",
+                            where=str(path),
+                            expected="links to files only: a linked folder is not followed",
+                            found=f"a link to {target}",
+                        )
+                elif entry.is_dir():
+                    pending.append(path)
+                    continue
+                elif not entry.is_file():
+                    continue
+                if _CONTROL.search(path.name):
+                    what = "a file's name holds control characters or is not UTF-8"
+                    raise ArtifactError(what, where=repr(str(path)), hints=("rename it",))
+                yield path
+
+
+def link_root(folder: Path) -> Path:
+    """Where links in a folder that a user supplies may lead: into itself; for a snapshot of the model hub's cache,
+    whose files are all links, into that model's part of the cache."""
+    real = Path(os.path.realpath(folder))
+    is_snapshot = real.parent.name == "snapshots" and real.parent.parent.name.startswith(("models--", "datasets--"))
+    return real.parent.parent if is_snapshot else real
+
+
+def _leaves(path: Path, target: str) -> ArtifactError:
+    return ArtifactError(
+        "a symbolic link leads out of the folder",
+        where=str(path),
+        expected="files, or links to files of the same folder",
+        found=f"a link to {target}",
+        hints=(f"cp -rL {path.parent} COPY   # a copy with the files in place of links",),
+    )
 
 
 def sha256_file(path: Path) -> str:
@@ -60,6 +168,12 @@ def replace_links(folder: Path) -> None:
             temporary = _temporary(path)
             shutil.copyfile(path, temporary)
             temporary.replace(path)
+
+
+def stat_of(path: Path) -> list[int]:
+    """What is compared before a file is hashed again. Nobody sets the time of the last change of a file's status."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -130,12 +244,9 @@ def seal_tree(folder: Path) -> None:
 
 def remove_tree(folder: Path) -> None:
     """Delete a folder if it is there."""
-
-    def ignore_missing(function: Any, path: str, info: Any) -> None:
-        if not issubclass(info[0], FileNotFoundError):
-            raise info[1]
-
-    shutil.rmtree(folder, onerror=ignore_missing)
+    while folder.exists():  # also where another process is at it
+        with suppress(FileNotFoundError):
+            shutil.rmtree(folder)
 
 
 def set_aside(folder: Path) -> None:
@@ -189,20 +300,13 @@ def as_storage_error(error: BaseException, where: Path | str) -> StorageError | 
         if code is None and "No space left on device" in str(seen):
             code = errno.ENOSPC
         if code in _STORAGE_ERRNOS:
-            what, place = _STORAGE_ERRNOS[code], str(getattr(seen, "filename", None) or where)
             there, disk = _disk(Path(where))
-            found, looks = f"{disk.f_bavail * disk.f_frsize / 1e9:.2f} GB free", f"df -h {shlex.quote(str(there))}"
-            if code == errno.ENOSPC and disk.f_files and not disk.f_favail:
-                what, found = "the disk has no inodes left, one a file", f"0 of {disk.f_files:,} inodes free, {found}"
-                looks = looks.replace("-h", "-i")
+            then = "make room and run the same command again: what was committed is kept"
             return StorageError(
-                f"writing failed: {what}",
-                where=place,
-                found=found,
-                hints=(
-                    "--home DIR   # on a larger disk",
-                    f"{looks}   # make room and run the same command again: what was committed is kept",
-                ),
+                f"writing failed: {_STORAGE_ERRNOS[code]}",
+                where=str(getattr(seen, "filename", None) or where),
+                found=f"{disk.f_bavail * disk.f_frsize / 1e9:.2f} GB and {disk.f_favail:,} inodes free",
+                hints=("--home DIR   # on a larger disk", f"df -h {shlex.quote(str(there))}   # {then}"),
             )
         seen = seen.__cause__ or seen.__context__
     return error if isinstance(error, StorageError) else None

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.files import hash_tree, plain, to_json_bytes, tree_files, write_atomic
+from nemotron_steps.artifacts.files import hash_tree, plain, stat_of, to_json_bytes, tree_files, write_atomic
 from nemotron_steps.artifacts.models import LONGEST_NAME, Artifact, FileRecord, tree_digest
 from nemotron_steps.artifacts.validators import sniff_type, validate
 from nemotron_steps.errors import ArtifactError, StorageError
@@ -32,12 +32,7 @@ class Imports:
         self._allowed: set[str] = set()
 
     def identify(
-        self,
-        path: Path,
-        *,
-        type_name: str | None = None,
-        supertypes: Sequence[str] = (),
-        name: str | None = None,
+        self, path: Path, *, type_name: str | None = None, supertypes: Sequence[str] = (), name: str | None = None
     ) -> Artifact:
         """What a path holds, as an artifact that is not in any home. From then on its folder may be read in place.
 
@@ -102,12 +97,9 @@ def require_type(path: Path) -> str:
         raise ArtifactError("there is nothing at this path", where=str(path))
     type_name = sniff_type(path)
     if type_name is None:
-        raise ArtifactError(
-            "the artifact type cannot be told from the files",
-            where=str(path),
-            expected="config.json and safetensors (checkpoint_hf), hf/ and weights/ (checkpoint_megatron), *.jsonl",
-            hints=(f"steps artifacts add {path} --type <type>",),
-        )
+        what, hints = "the artifact type cannot be told from the files", (f"steps artifacts add {path} --type <type>",)
+        expected = "config.json and safetensors (checkpoint_hf), hf/ and weights/ (checkpoint_megatron), *.jsonl"
+        raise ArtifactError(what, where=str(path), expected=expected, hints=hints)
     return type_name
 
 
@@ -116,9 +108,3 @@ def default_name(path: Path) -> str:
     stem = path.stem if path.is_file() else path.name
     cleaned = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in stem).strip(".-")
     return f"input/{cleaned or 'unnamed'}"[:LONGEST_NAME].rstrip(".-")
-
-
-def stat_of(path: Path) -> list[int]:
-    """What is compared before a file is hashed again. Nobody sets the time of the last change of a file's status."""
-    status = path.stat()
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]

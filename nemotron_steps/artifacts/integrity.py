@@ -8,13 +8,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemotron_steps.artifacts.backend import Backend
-from nemotron_steps.artifacts.confinement import is_digest
-from nemotron_steps.artifacts.files import hash_tree
+from nemotron_steps.artifacts.files import hash_tree, is_digest
 from nemotron_steps.artifacts.models import MANIFEST_NAME, Artifact, FileRecord, short_digest
 from nemotron_steps.artifacts.records import parse_artifact
 from nemotron_steps.errors import ArtifactError
@@ -29,6 +27,9 @@ NAMES = "artifacts/names"
 _LEFTOVERS = (".corrupt", ".partial")
 """Ends of the names of folders that a kill can leave beside objects."""
 
+Hashed = dict[tuple[str, str], list[FileRecord]]
+"""Place and digest of a folder → its files, hashed once for all versions of the same content."""
+
 
 @dataclass(frozen=True)
 class Verified:
@@ -41,23 +42,28 @@ class Verified:
 
 
 def verify_home(store: ArtifactStore) -> Iterator[Verified]:
-    """Look at every record and every file of a home's artifacts, also at those that no name leads to, each file
-    once."""
-    contents = Contents(store)
+    """Look at every record and every file of a home's artifacts, also at those that no name leads to."""
+    backend, hashed = store.backend, Hashed()
     named: set[str] = set()
     for ref, record in store.records():
         if isinstance(record, ArtifactError):
             yield Verified(ref, "", (record,))
             continue
         named.add(record.digest)
-        yield Verified(ref, record.digest, tuple(contents.problems(record)))
-    backend = store.backend
+        yield Verified(ref, record.digest, tuple(problems(store, record, hashed)))
     for name in backend.names(OBJECTS):
         if name in named or name.endswith(_LEFTOVERS):
             continue
-        problems = object_problems(backend, name) if is_digest(name) else [_stray(backend, f"{OBJECTS}/{name}")]
-        if problems:
-            yield Verified(f"{OBJECTS}/{name}", name if is_digest(name) else "", tuple(problems))
+        path, found = f"{OBJECTS}/{name}", list[ArtifactError]()
+        try:
+            if not is_digest(name):
+                raise _stray(backend, path)
+            if backend.read(f"{path}/{MANIFEST_NAME}") is not None:  # else an upload that was cut short
+                found = problems(store, _own_record(backend, name), hashed)
+        except ArtifactError as error:
+            found = [error]
+        if found:
+            yield Verified(path, name if is_digest(name) else "", tuple(found))
     for name in backend.names(REFERENCES):
         path, digest = f"{REFERENCES}/{name}", name.removesuffix(".json")
         try:
@@ -68,56 +74,29 @@ def verify_home(store: ArtifactStore) -> Iterator[Verified]:
             yield Verified(path, "", (error,))
 
 
-class Contents:
-    """The files behind digests, hashed once each."""
-
-    def __init__(self, store: ArtifactStore) -> None:
-        self._store = store
-        self._found: dict[tuple[str, str], list[FileRecord] | ArtifactError] = {}
-        self._record_problem = cache(partial(_record_problem, store.backend))
-
-    def problems(self, artifact: Artifact) -> list[ArtifactError]:
-        """Everything about an artifact that is not as its version's record says."""
-        backend, digest = self._store.backend, artifact.digest
-        path, problems = f"{OBJECTS}/{digest}", []
-        read = partial(backend.stored_files, path)
-        place = _place(backend, path)
-        if backend.read(f"{path}/{MANIFEST_NAME}") is not None:
-            problems += [problem for problem in [self._record_problem(digest)] if problem is not None]
-        elif not artifact.location:
-            return [gone(artifact, backend)]
-        else:
-            place = artifact.location
-            read = partial(hash_tree, Path(place), user_folder=True)
-            try:
-                require_supplied(self._store, artifact)
-            except ArtifactError as error:
-                return [error]
-        if (place, digest) not in self._found:
-            try:
-                self._found[place, digest] = read()
-            except ArtifactError as error:
-                self._found[place, digest] = error
-            except OSError as error:
-                self._found[place, digest] = ArtifactError("a file cannot be read", where=place, found=str(error))
-        found = self._found[place, digest]
-        return [*problems, *([found] if isinstance(found, ArtifactError) else differences(artifact, found, place))]
-
-
-def object_problems(backend: Backend, digest: str) -> list[ArtifactError]:
-    """Everything about a committed folder that is not as its own artifact.json says."""
-    path = f"{OBJECTS}/{digest}"
-    data = backend.read(f"{path}/{MANIFEST_NAME}")
-    if data is None:  # an upload that was cut short: it does not exist yet
-        return []
-    broken = _record_problem(backend, digest)
-    if broken is not None:
-        return [broken]
-    artifact = parse_artifact(data, _place(backend, f"{path}/{MANIFEST_NAME}"))
+def problems(store: ArtifactStore, artifact: Artifact, hashed: Hashed | None = None) -> list[ArtifactError]:
+    """Everything about an artifact that is not as its version's record says. `hashed` is looked in, and filled."""
+    backend, digest, hashed = store.backend, artifact.digest, {} if hashed is None else hashed
+    path, place, found = f"{OBJECTS}/{digest}", artifact.location, list[ArtifactError]()
+    if backend.read(f"{path}/{MANIFEST_NAME}") is not None:
+        place = backend.where(path)
+        try:
+            _own_record(backend, digest)
+        except ArtifactError as error:
+            found = [error]
+    elif not place or not Path(place).is_dir():
+        return [gone(artifact, backend)]
+    in_place = place == artifact.location
     try:
-        return differences(artifact, backend.stored_files(path), _place(backend, path))
+        if in_place:
+            require_supplied(store, artifact)
+        if (place, digest) not in hashed:
+            hashed[place, digest] = hash_tree(Path(place), user_folder=True) if in_place else backend.stored_files(path)
+        return [*found, *differences(artifact, hashed[place, digest], place)]
     except ArtifactError as error:
-        return [error]
+        return [*found, error]
+    except OSError as error:
+        return [*found, ArtifactError("a file cannot be read", where=place, found=str(error))]
 
 
 def differences(artifact: Artifact, found: Sequence[FileRecord], place: str) -> list[ArtifactError]:
@@ -149,7 +128,7 @@ def gone(artifact: Artifact, backend: Backend) -> ArtifactError:
     """The error for an artifact whose folder is not there."""
     return ArtifactError(
         f"the files of artifact '{artifact.ref}' are gone",
-        where=artifact.location or _place(backend, f"{OBJECTS}/{artifact.digest}"),
+        where=artifact.location or backend.where(f"{OBJECTS}/{artifact.digest}"),
         expected="the folder it was registered from" if artifact.location else "a committed artifact",
         hints=(recreate_hint(artifact),),
     )
@@ -160,14 +139,12 @@ def place_of(store: ArtifactStore, artifact: Artifact) -> Path:
     backend = store.backend
     if not artifact.location or backend.read(f"{OBJECTS}/{artifact.digest}/{MANIFEST_NAME}") is not None:
         return backend.scratch / OBJECTS / artifact.digest
-    require_supplied(store, artifact, must_exist=False)
+    require_supplied(store, artifact)
     return Path(artifact.location)
 
 
-def require_supplied(store: ArtifactStore, artifact: Artifact, *, must_exist: bool = True) -> None:
-    """ArtifactError for an artifact in a folder outside the home that is gone, or that this user never supplied."""
-    if must_exist and not Path(artifact.location).is_dir():
-        raise gone(artifact, store.backend)
+def require_supplied(store: ArtifactStore, artifact: Artifact) -> None:
+    """ArtifactError for an artifact in a folder outside the home that this user never supplied."""
     if not store.imports.allows(artifact.location):
         raise ArtifactError(
             f"artifact '{artifact.ref}' lies in a folder outside the home that you never gave as an input",
@@ -189,27 +166,20 @@ def recreate_hint(artifact: Artifact) -> str:
     return f"steps artifacts add {source} --name {artifact.name or '<name>'}"
 
 
-def _record_problem(backend: Backend, digest: str) -> ArtifactError | None:
-    """What is wrong with the artifact.json of an object, None if nothing is."""
-    where = _place(backend, f"{OBJECTS}/{digest}/{MANIFEST_NAME}")
-    try:
-        record = parse_artifact(backend.read(f"{OBJECTS}/{digest}/{MANIFEST_NAME}") or b"", where)
-    except ArtifactError as error:
-        return error
+def _own_record(backend: Backend, digest: str) -> Artifact:
+    """The artifact.json of an object. ArtifactError if it is broken, or another's."""
+    where = backend.where(f"{OBJECTS}/{digest}/{MANIFEST_NAME}")
+    record = parse_artifact(backend.read(f"{OBJECTS}/{digest}/{MANIFEST_NAME}") or b"", where)
     if record.digest != digest or record.location or record.version:
-        return ArtifactError(
+        raise ArtifactError(
             "the record is another artifact's",
             where=where,
             expected=f"the record of {short_digest(digest)}",
             found=f"the record of {record.ref}",
             hints=(recreate_hint(record),),
         )
-    return None
+    return record
 
 
 def _stray(backend: Backend, path: str) -> ArtifactError:
-    return ArtifactError("this is not part of any artifact", where=_place(backend, path), expected="a sha256 in hex")
-
-
-def _place(backend: Backend, path: str) -> str:
-    return f"{backend.url.rstrip('/')}/{path}"
+    return ArtifactError("this is not part of any artifact", where=backend.where(path), expected="a sha256 in hex")

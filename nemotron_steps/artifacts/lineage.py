@@ -4,7 +4,7 @@ An edge belongs to one production: a step's run that read one version and wrote 
 are kept apart, for a step may hand on what it was given.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,9 @@ from nemotron_steps.artifacts.store import ArtifactStore
 
 @dataclass(frozen=True)
 class Link:
-    """One edge of the lineage graph: `child` was produced from `parent`, bound to the producing step's `port`.
-
-    Both are references (`NAME:vN`); `parent` is a short digest where no record says which version it was.
-    `step` produced the child, in `run`. `accepted` says who took the parent though the code that made it had changed.
-    """
+    """One edge: `child` was produced by `step` in `run` from `parent`, bound to its `port`. Both are references;
+    `parent` is a short digest where no record says which version it was. `accepted`: who took the parent though the
+    code that made it had changed."""
 
     parent: str
     child: str
@@ -47,12 +45,12 @@ class Lineage:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable form."""
-        links = {"ancestors": self.ancestors, "descendants": self.descendants}
         return {
             "artifact": self.of.ref,
             "digest": self.of.digest,
             **({"accepted": self.accepted} if self.accepted else {}),
-            **{name: [link.to_dict() for link in found] for name, found in links.items()},
+            "ancestors": [link.to_dict() for link in self.ancestors],
+            "descendants": [link.to_dict() for link in self.descendants],
         }
 
 
@@ -61,37 +59,25 @@ def lineage(store: ArtifactStore, artifact: Artifact) -> Lineage:
     records = store.list_artifacts()
     digests = {record.ref: record.digest for record in records}
     accepted = {record.ref: record.producer.acceptance for record in records if record.producer}
-    links = [
-        Link(
-            edge.ref if digests.get(edge.ref) == edge.digest else short_digest(edge.digest),
-            record.ref,
-            edge.port,
-            record.producer.step if record.producer else "",
-            record.producer.run if record.producer else "",
-            accepted.get(edge.ref, ""),
-        )
-        for record in records
-        for edge in record.inputs
-    ]
-    above = _walk(artifact.ref, links, lambda link: link.child, lambda link: link.parent)
-    below = _walk(artifact.ref, links, lambda link: link.parent, lambda link: link.child)
-    return Lineage(artifact, tuple(above), tuple(below))
+    links = []
+    for record in records:
+        step, run = (record.producer.step, record.producer.run) if record.producer else ("", "")
+        for edge in record.inputs:
+            parent = edge.ref if digests.get(edge.ref) == edge.digest else short_digest(edge.digest)
+            links.append(Link(parent, record.ref, edge.port, step, run, accepted.get(edge.ref, "")))
+    above, below = (_walk(artifact.ref, links, *ends) for ends in (("child", "parent"), ("parent", "child")))
+    return Lineage(artifact, above, below)
 
 
-def _walk(start: str, links: Iterable[Link], here: Callable[[Link], str], there: Callable[[Link], str]) -> list[Link]:
+def _walk(start: str, links: Iterable[Link], here: str, there: str) -> tuple[Link, ...]:
     by_end: dict[str, list[Link]] = {}
     for link in dict.fromkeys(links):
-        by_end.setdefault(here(link), []).append(link)
+        by_end.setdefault(getattr(link, here), []).append(link)
     found: list[Link] = []
-    seen = {start}
-    frontier = [start]
-    while frontier:
-        following: list[str] = []
-        for reference in frontier:
-            for link in by_end.get(reference, ()):
-                found.append(link)
-                if there(link) not in seen:
-                    seen.add(there(link))
-                    following.append(there(link))
-        frontier = following
-    return found
+    reached = [start]
+    for reference in reached:
+        for link in by_end.get(reference, ()):
+            found.append(link)
+            if getattr(link, there) not in reached:
+                reached.append(getattr(link, there))
+    return tuple(found)

@@ -1,8 +1,7 @@
 """What a user's rows look like at a glance: whether an import may read them (types `prompt_data`, `chat_data` and
 `pair_data`), who speaks in prompts, and whether they say who grades them."""
 
-import os
-from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -14,31 +13,21 @@ from nemotron_steps.rows.lines import Row, read_rows
 _TABLES = (".parquet", ".csv", ".tsv", ".json", ".jsonl.gz")
 _LOOKED_AT = 64
 """Rows, or files."""
-_HEADER_BYTES = 1 << 16
+_HEADER_BYTES, _FOOTER_BYTES = 1 << 16, 1 << 24
 TOOLS = "tools"
-
-
-def _is_chat(row: Row) -> bool:
-    try:
-        read_chat(row, "")
-    except DataError:
-        return False
-    return True
-
-
-_READABLE: dict[str, Callable[[Row], bool]] = {
-    "prompt_data": lambda row: bool(prompt_layout(row)[1]) and not has_pair(row),
-    "chat_data": _is_chat,
-    "pair_data": has_pair,
-}
 
 
 def looks_like(kind: str, path: Path) -> bool:
     """Whether a path holds rows that an import of `kind` may read: JSON Lines by their first row, a table, or a
     folder."""
     row = first_row(path)
+    if row is not None and kind == "chat_data":
+        with suppress(DataError):
+            read_chat(row, "")
+            return True
+        return False
     if row is not None:
-        return _READABLE[kind](row)
+        return has_pair(row) if kind == "pair_data" else bool(prompt_layout(row)[1]) and not has_pair(row)
     if path.is_file():
         return path.name.lower().endswith(_TABLES) and path.stat().st_size > 0
     names = [file.name for file in path.rglob("*") if file.is_file()]
@@ -58,12 +47,10 @@ def roles_in(path: Path) -> tuple[str, ...]:
     if file.suffix != ".jsonl":
         return ()
     found: set[str] = set()
-    try:
+    with suppress(DataError):
         for _, row in islice(read_rows(file), _LOOKED_AT):
             asked = read_prompt(row, str(file))
             found.update([message["role"] for message in asked.messages], [TOOLS] * bool(asked.tools))
-    except DataError:
-        pass
     return tuple(role for role in (*ROLES, TOOLS) if role in found)
 
 
@@ -76,22 +63,14 @@ def names_no_agent(path: Path) -> bool:
         rows = [file for file in every if file.suffix == ".jsonl"]
         files = rows or [file for file in every if file.suffix in (".parquet", ".csv", ".tsv")]
         return bool(files) and all(names_no_agent(file) for file in files[:_LOOKED_AT])
-    match path.suffix.lower():
-        case ".jsonl":
-            try:
-                return any("agent_ref" not in row for _, row in islice(read_rows(path), 1))
-            except DataError:
-                return False
-        case ".csv" | ".tsv":
-            with path.open("rb") as file:
-                return b"agent_ref" not in file.readline(_HEADER_BYTES)
-        case ".parquet":  # columns are named in plain text in the metadata at its end
-            with path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(size - 8, 0))
-                length, magic = int.from_bytes(file.read(4), "little"), file.read(4)
-                if magic != b"PAR1" or not 0 < length <= size - 8:
-                    return False
-                file.seek(size - 8 - length)
-                return b"agent_ref" not in file.read(length)
-    return False
+    if path.suffix == ".jsonl":
+        try:
+            return any("agent_ref" not in row for _, row in islice(read_rows(path), 1))
+        except DataError:
+            return False
+    if path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
+        return False
+    with path.open("rb") as file:  # columns are named in plain text, in the first line or in the metadata at the end
+        start = file.readline(_HEADER_BYTES)
+        file.seek(max(0, path.stat().st_size - _FOOTER_BYTES))
+        return b"agent_ref" not in start + file.read()

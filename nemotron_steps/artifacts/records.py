@@ -8,13 +8,12 @@ one shape, for a list of such; a mapping of names to shapes, for exactly those f
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.confinement import require_relative
-from nemotron_steps.artifacts.files import to_json_bytes
+from nemotron_steps.artifacts.files import require_relative, to_json_bytes
 from nemotron_steps.artifacts.models import Artifact, Edge, FileRecord, Producer, is_artifact_name, tree_digest
 from nemotron_steps.errors import ArtifactError
 
@@ -22,14 +21,16 @@ Shape = Any
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 TEXT = re.compile(r"(?s).{0,4096}")
-ANY = object()
-"""Anything JSON has. As a name in a mapping: other fields are welcome."""
-NUMBER = object()
-"""An int or float."""
-COUNT = object()
-"""An int that is not negative."""
-TIME = object()
-"""Unix seconds that a calendar can show."""
+ANY, NUMBER, COUNT, TIME = (object() for _ in range(4))
+"""Anything JSON has (as a name in a mapping: other fields are welcome); an int or float; an int that is not negative;
+Unix seconds that a calendar can show."""
+_KINDS: tuple[tuple[Any, Callable[[Any], bool]], ...] = (
+    (ANY, lambda value: True),
+    (NUMBER, lambda value: type(value) in (int, float)),
+    (COUNT, lambda value: type(value) is int and value >= 0),
+    (TIME, lambda value: type(value) in (int, float) and 0 <= value < 1e11),
+    (None, lambda value: value is None),
+)
 
 
 @dataclass(frozen=True)
@@ -114,33 +115,19 @@ def parse_artifact(data: bytes, where: str) -> Artifact:
     if version == FORMAT:
         record = opened(data, where)
     elif version != 1 or CHECKSUM in record:
-        raise ArtifactError(
-            "this artifact was written by another version of nemotron_steps",
-            where=where,
-            expected=f"format {FORMAT}",
-            found=f"format {version}",
-        )
+        what, found = "this artifact was written by another version of nemotron_steps", f"format {version}"
+        raise ArtifactError(what, where=where, expected=f"format {FORMAT}", found=found)
     require_shape(record, _RECORD, where)
     made = record["producer"]
+    plain = ("type", "digest", "name", "version", "attributes", "source", "location")
     artifact = Artifact(
-        type=record["type"],
-        digest=record["digest"],
+        **{name: record[name] for name in plain},
         path=Path(),
-        attributes=record["attributes"],
         files=tuple(FileRecord(require_relative(f["path"], where), f["size"], f["sha256"]) for f in record["files"]),
-        name=record["name"],
-        version=record["version"],
         producer=Producer(**{**made, "accepted": tuple(made.get("accepted", ()))}) if made else None,
         inputs=tuple(Edge(**edge) for edge in record["inputs"]),
         created=float(record["created"]),
-        source=record["source"],
-        location=record["location"],
     )
-    _check(artifact, where)
-    return artifact
-
-
-def _check(artifact: Artifact, where: str) -> None:
     paths = [record.path for record in artifact.files]
     computed = tree_digest(artifact.type, artifact.files)
     wrong: tuple[str, str] | None = None
@@ -153,13 +140,9 @@ def _check(artifact: Artifact, where: str) -> None:
     elif artifact.location and not Path(artifact.location).is_absolute():
         wrong = ("an absolute path as the location", repr(artifact.location))
     if wrong is not None:
-        raise ArtifactError(
-            "an artifact's record contradicts itself",
-            where=where,
-            expected=wrong[0],
-            found=_short(wrong[1]),
-            hints=("steps artifacts verify",),
-        )
+        what, hints = "an artifact's record contradicts itself", ("steps artifacts verify",)
+        raise ArtifactError(what, where=where, expected=wrong[0], found=_short(wrong[1]), hints=hints)
+    return artifact
 
 
 def _checksum(data: Mapping[str, Any]) -> str:
@@ -173,57 +156,40 @@ def _short(text: str) -> str:
 
 def require_shape(value: Any, shape: Shape, where: str, hints: Sequence[str] = ("steps artifacts verify",)) -> None:
     """ArtifactError naming the field of the record at `where` that is not of its shape."""
-    wrong = _wrong(value, shape, "")
-    if wrong is not None:
-        text = repr(wrong[1])
+    for at, found in _wrong(value, shape, ""):
+        text = repr(found)
         raise ArtifactError(
-            f"a record is malformed: {wrong[0] or 'the whole of it'}",
+            f"a record is malformed: {at or 'the whole of it'}",
             where=where,
             found=text if len(text) <= 120 else text[:117] + "...",
             hints=hints,
         )
 
 
-def _wrong(value: Any, shape: Shape, at: str) -> tuple[str, Any] | None:
-    """The first field that is not of its shape, and its value."""
+def _wrong(value: Any, shape: Shape, at: str) -> Iterator[tuple[str, Any]]:
+    """Fields that are not of their shape, and their values."""
+    below = f"{at}." if at else ""
     if isinstance(shape, tuple):
-        found = [_wrong(value, each, at) for each in shape]
-        return None if None in found else found[0]
-    if isinstance(shape, Mapping):
-        if not isinstance(value, dict):
-            return at, value
+        found = [[*_wrong(value, each, at)] for each in shape]
+        yield from () if [] in found else found[0]
+    elif isinstance(shape, list) and isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _wrong(item, shape[0], f"{at}[{number}]")
+    elif isinstance(shape, Values) and isinstance(value, dict):
+        for name, item in value.items():
+            yield from _wrong(item, shape.shape, below + name)
+    elif isinstance(shape, Mapping) and isinstance(value, dict):
         for name, inner in shape.items():
-            below, optional = _below(at, str(name)), isinstance(inner, Optional)
-            if name is ANY or (optional and name not in value):
-                continue
-            if name not in value:
-                return below, "nothing"
-            if wrong := _wrong(value[name], inner.shape if optional else inner, below):
-                return wrong
-        unknown = next((name for name in value if name not in shape and ANY not in shape), None)
-        return None if unknown is None else (_below(at, unknown), "an unknown field")
-    if isinstance(shape, Values):
-        if not isinstance(value, dict):
-            return at, value
-        return next((w for k, item in value.items() if (w := _wrong(item, shape.shape, _below(at, k)))), None)
-    if isinstance(shape, list):
-        if not isinstance(value, list):
-            return at, value
-        return next((w for n, item in enumerate(value) if (w := _wrong(item, shape[0], f"{at}[{n}]"))), None)
-    if shape is ANY:
-        fits = True
-    elif shape is NUMBER:
-        fits = type(value) in (int, float)
-    elif shape is COUNT:
-        fits = type(value) is int and value >= 0
+            optional = isinstance(inner, Optional)
+            if name in value:
+                yield from _wrong(value[name], inner.shape if optional else inner, below + name)
+            elif name is not ANY and not optional:
+                yield below + name, "nothing"
+        for name in value if ANY not in shape else ():
+            if name not in shape:
+                yield below + name, "an unknown field"
     elif isinstance(shape, re.Pattern):
-        fits = isinstance(value, str) and shape.fullmatch(value) is not None
-    elif shape is TIME:
-        fits = type(value) in (int, float) and 0 <= value < 1e11
-    else:
-        fits = value is None if shape is None else type(value) is shape
-    return None if fits else (at, value)
-
-
-def _below(at: str, name: str) -> str:
-    return f"{at}.{name}" if at else name
+        if not isinstance(value, str) or shape.fullmatch(value) is None:
+            yield at, value
+    elif not any(kind is shape and fits(value) for kind, fits in _KINDS) and type(value) is not shape:
+        yield at, value

@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import re
-import stat
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,28 +28,28 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.backend import Backend, open_backend
-from nemotron_steps.artifacts.confinement import is_digest
 from nemotron_steps.artifacts.files import (
     copy_tree,
     hash_tree,
+    is_digest,
     plain,
     remove_tree,
     remove_unfinished,
     replace_links,
     sha256_file,
+    stat_of,
     to_json_bytes,
     tree_files,
     write_atomic,
 )
-from nemotron_steps.artifacts.imports import Imports, default_name, require_type, stat_of
+from nemotron_steps.artifacts.imports import Imports, default_name, require_type
 from nemotron_steps.artifacts.integrity import (
     NAMES,
     OBJECTS,
     REFERENCES,
-    Contents,
     differences,
     gone,
-    object_problems,
+    problems,
     require_supplied,
 )
 from nemotron_steps.artifacts.models import (
@@ -66,6 +65,7 @@ from nemotron_steps.artifacts.models import (
 )
 from nemotron_steps.artifacts.records import artifact_bytes, parse_artifact
 from nemotron_steps.artifacts.validators import validate
+from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import ArtifactError, StorageError, UnknownNameError
 
 logger = logging.getLogger(__name__)
@@ -82,15 +82,11 @@ class ArtifactStore:
         self.imports = Imports(self.backend.private / "imports")
 
     @contextmanager
-    def staging(self, beside: Path | None = None) -> Iterator[Path]:
-        """A fresh folder to fill, on the file system artifacts are committed to, or `beside` a path that it will be
-        renamed to; deleted on exit if still there."""
-        root = self.backend.local("artifacts/staging") if beside is None else beside.parent
-        prefix = "" if beside is None else f".{beside.name}.export-"
+    def staging(self) -> Iterator[Path]:
+        """A fresh folder to fill, on the file system artifacts are committed to; deleted on exit if still there."""
+        root = self.backend.local("artifacts/staging")
         root.mkdir(parents=True, exist_ok=True)
         for left in root.iterdir():
-            if beside is not None and not _is_export(left, prefix):  # a folder of the user's holds other things
-                continue
             if left.is_symlink() or not left.is_dir():  # nothing of ours
                 left.unlink(missing_ok=True)
             elif (dead := _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB)) is not None:  # of a process that was killed
@@ -98,7 +94,7 @@ class ArtifactStore:
                 os.close(dead)
         lock = None
         while lock is None:  # another process may take it for dead until it is locked
-            folder = root / f"{prefix}{uuid.uuid4().hex}"
+            folder = root / uuid.uuid4().hex
             folder.mkdir()
             lock = _locked(folder, fcntl.LOCK_EX)
         try:
@@ -156,7 +152,7 @@ class ArtifactStore:
         (content, producer but for the run, inputs), is returned instead."""
         path = f"{OBJECTS}/{artifact.digest}"
         there = self.backend.read(f"{path}/{MANIFEST_NAME}") is not None
-        corrupt = there and bool(object_problems(self.backend, artifact.digest))
+        corrupt = there and bool(problems(self, artifact))
         write_atomic(artifact.path / MANIFEST_NAME, artifact_bytes(artifact))
         self.backend.commit_tree(artifact.path, path, replace=corrupt)
         local = self.backend.local_tree(path, artifact.files)
@@ -164,13 +160,7 @@ class ArtifactStore:
         return self._new_version(artifact.at(local))
 
     def add(
-        self,
-        path: Path,
-        *,
-        type_name: str | None = None,
-        name: str | None = None,
-        attributes: Mapping[str, Any] | None = None,
-        supertypes: Sequence[str] = (),
+        self, path: Path, *, type_name: str | None = None, supertypes: Sequence[str] = (), name: str | None = None
     ) -> Artifact:
         """Copy a file or folder of the user's into the home as an artifact. The type is sniffed unless given."""
         if path.is_dir():
@@ -180,22 +170,11 @@ class ArtifactStore:
         validate(type_name, path, supertypes)
         with self.staging() as folder:
             copy_tree(path, folder / "tree")
-            return self.commit(
-                folder / "tree",
-                type_name,
-                name=name or default_name(path),
-                supertypes=supertypes,
-                attributes=attributes,
-                source=str(path.absolute()),
-            )
+            name, source = name or default_name(path), str(path.absolute())
+            return self.commit(folder / "tree", type_name, name=name, supertypes=supertypes, source=source)
 
     def reference(
-        self,
-        path: Path,
-        *,
-        type_name: str | None = None,
-        supertypes: Sequence[str] = (),
-        name: str | None = None,
+        self, path: Path, *, type_name: str | None = None, supertypes: Sequence[str] = (), name: str | None = None
     ) -> Artifact:
         """Take a folder of the user's as an artifact in place, without copying it; a single file is copied."""
         if path.is_file():
@@ -213,12 +192,10 @@ class ArtifactStore:
         """The record of `NAME`, `NAME:vN`, `NAME:latest`, or a digest of at least 8 hex digits; no file of it is
         read."""
         if _DIGEST_START.fullmatch(ref):
-            for digest in self.backend.names(OBJECTS):
+            references = (name.removesuffix(".json") for name in self.backend.names(REFERENCES))
+            for digest in (*self.backend.names(OBJECTS), *references):
                 if digest.startswith(ref) and is_digest(digest):
-                    return self.by_digest(digest)
-            for entry in self.backend.names(REFERENCES):
-                if entry.startswith(ref) and is_digest(entry.removesuffix(".json")):
-                    return self.by_digest(entry.removesuffix(".json"))
+                    return self._by_digest(digest)
         name, version = parse_ref(ref)
         versions = self.versions(name)
         wanted = versions[-1:] if version == "latest" else [int(version[1:])]
@@ -226,13 +203,11 @@ class ArtifactStore:
             raise self._unknown(ref, name, versions)
         return self._version(name, wanted[0])
 
-    def by_digest(self, digest: str) -> Artifact:
-        """The first version of a digest. UnknownNameError if it is not in this home."""
-        record = self.backend.read(f"{OBJECTS}/{digest}/{MANIFEST_NAME}") if is_digest(digest) else None
-        if record is not None:
-            artifact = self._parsed(record, f"{OBJECTS}/{digest}/{MANIFEST_NAME}", digest=digest)
-        else:
-            artifact = self.reference_record(digest)
+    def _by_digest(self, digest: str) -> Artifact:
+        """The first version of a digest."""
+        path = f"{OBJECTS}/{digest}/{MANIFEST_NAME}"
+        record = self.backend.read(path)
+        artifact = self.reference_record(digest) if record is None else self._parsed(record, path, digest=digest)
         # The object was written before its number was known; a kill in between leaves it without one.
         versions = self.list_artifacts(name=artifact.name)
         return next((version for version in versions if version.digest == digest), artifact)
@@ -242,33 +217,29 @@ class ArtifactStore:
         path = f"{REFERENCES}/{digest}.json"
         record = self.backend.read(path) if is_digest(digest) else None
         if record is None:
-            raise UnknownNameError(
-                "no artifact has this digest",
-                where=self.backend.url,
-                found=short_digest(digest),
-                hints=("steps artifacts list",),
-            )
+            what, hints = "no artifact has this digest", ("steps artifacts list",)
+            raise UnknownNameError(what, where=self.backend.url, found=short_digest(digest), hints=hints)
         return self._parsed(record, path, digest=digest)
 
-    def open(self, ref: str | Artifact, *, full: bool = False) -> Artifact:
+    def open(self, ref: str | Artifact) -> Artifact:
         """An artifact ready to be read: on this machine, with the files that were committed and no others.
 
-        Files whose size, times and inode are those of the last successful check are trusted unless `full`. Raises
-        ArtifactError for what is corrupt, and for a folder outside the home that this user never supplied."""
+        Files whose size, times and inode are those of the last successful check are trusted. Raises ArtifactError for
+        what is corrupt, and for a folder outside the home that this user never supplied."""
         artifact = self.find(ref) if isinstance(ref, str) else ref
         artifact = artifact.at(self.local_path(artifact))
-        problems = self._problems(artifact, artifact.path, full=full)
-        if problems and not artifact.location and self.backend.drop_copy(f"{OBJECTS}/{artifact.digest}"):
+        wrong = self._problems(artifact, artifact.path)
+        if wrong and not artifact.location and self.backend.drop_copy(f"{OBJECTS}/{artifact.digest}"):
             # Perhaps only this machine's copy is bad.
-            problems = self._problems(artifact, self.local_path(artifact), full=True)
-        if problems:
-            raise problems[0]
+            wrong = self._problems(artifact, self.local_path(artifact), trust=False)
+        if wrong:
+            raise wrong[0]
         return artifact
 
     def verify(self, ref: str | Artifact) -> list[ArtifactError]:
         """Hash every file of an artifact where the home has it; every problem found, empty if it is whole."""
         artifact = self.find(ref) if isinstance(ref, str) else ref
-        return Contents(self).problems(artifact)
+        return problems(self, artifact)
 
     def exists(self, digest: str) -> bool:
         """Whether an artifact of this digest is committed (or referenced) here."""
@@ -335,33 +306,27 @@ class ArtifactStore:
 
     def _parsed(self, data: bytes, path: str, *, digest: str | None = None, ref: str | None = None) -> Artifact:
         """A record that must be that of a digest or of a reference, with its path filled in."""
-        where = f"{self.backend.url.rstrip('/')}/{path}"
+        where = self.backend.where(path)
         artifact = replace(parse_artifact(data, where), home=self.backend.url)
         expected, found = (digest, artifact.digest) if digest is not None else (ref, artifact.ref)
         if expected != found or (path.startswith(REFERENCES) and not artifact.location):
-            raise ArtifactError(
-                "the record is another artifact's",
-                where=where,
-                expected=f"the record of {expected}",
-                found=f"the record of {found}",
-                hints=("steps artifacts verify",),
-            )
-        if artifact.location:
-            return artifact.at(Path(artifact.location))
-        return artifact.at(self.backend.scratch / OBJECTS / artifact.digest)
+            what, expected, found = "the record is another artifact's", f"the record of {expected}", f"that of {found}"
+            hints = ("steps artifacts verify",)
+            raise ArtifactError(what, where=where, expected=expected, found=found, hints=hints)
+        return artifact.at(Path(artifact.location or self.backend.scratch / OBJECTS / artifact.digest))
 
     def local_path(self, artifact: Artifact) -> Path:
         """The folder that an artifact is read from, fetched where the home is elsewhere; its files are not checked."""
         if self.backend.read(f"{OBJECTS}/{artifact.digest}/{MANIFEST_NAME}") is not None:
             return self.backend.local_tree(f"{OBJECTS}/{artifact.digest}", artifact.files)
-        if not artifact.location:
+        if not artifact.location or not Path(artifact.location).is_dir():
             raise gone(artifact, self.backend)
         require_supplied(self, artifact)
         return Path(artifact.location)
 
-    def _problems(self, artifact: Artifact, folder: Path, *, full: bool) -> list[ArtifactError]:
+    def _problems(self, artifact: Artifact, folder: Path, *, trust: bool = True) -> list[ArtifactError]:
         trusted: dict[str, Any] = {}  # size and time of each file when its hash was last right
-        if not full:
+        if trust:
             with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
                 note = json.loads(self._note(artifact.digest).read_bytes())
                 trusted = dict(note["files"]) if note["folder"] == str(folder) else {}
@@ -375,10 +340,10 @@ class ArtifactStore:
                 found.append(FileRecord(name, stat[0], sha256_file(path)))
             else:
                 found.append(records.get(name) or FileRecord(name, stat[0], ""))
-        problems = differences(artifact, found, str(folder))
-        if checked and not problems:
+        wrong = differences(artifact, found, str(folder))
+        if checked and not wrong:
             self._remember_verified(artifact.digest, folder, artifact.files)
-        return problems
+        return wrong
 
     def _remember_verified(self, digest: str, folder: Path, files: Sequence[FileRecord]) -> None:
         record = {"folder": str(folder), "files": {f.path: stat_of(folder / f.path) for f in files}}
@@ -392,32 +357,17 @@ class ArtifactStore:
         return self.backend.local(f"artifacts/verified/{digest}.json")
 
     def _unknown(self, ref: str, name: str, versions: Sequence[int]) -> UnknownNameError:
-        import difflib
-
         if versions:
-            return UnknownNameError(
-                f"artifact '{name}' has no such version",
-                expected=", ".join(f"v{v}" for v in versions[-8:]),
-                found=ref,
-                hints=(f"steps artifacts show {name}:latest",),
-            )
-        near = difflib.get_close_matches(name, self.names(), n=3, cutoff=0.5)
+            what, expected = f"artifact '{name}' has no such version", ", ".join(f"v{v}" for v in versions[-8:])
+            return UnknownNameError(what, expected=expected, found=ref, hints=(f"steps artifacts show {name}:latest",))
+        near = nearest(name, self.names())
         return UnknownNameError(
             f"no artifact is called '{name}'",
             where=self.backend.url,
-            expected=" or ".join(near) if near else None,
+            expected=" or ".join(near) or None,
             found=ref,
             hints=(*(f"steps artifacts show {each}" for each in near), "steps artifacts list"),
         )
-
-
-def _is_export(path: Path, prefix: str) -> bool:
-    """Whether it is a folder as this user's exports are named."""
-    with suppress(FileNotFoundError):
-        found = path.lstat()
-        named = re.fullmatch(re.escape(prefix) + "[0-9a-f]{32}", path.name)
-        return bool(named) and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-    return False
 
 
 def _locked(folder: Path, how: int) -> int | None:

@@ -16,7 +16,7 @@ from nemotron_steps.artifacts.checkpoints import (
     validate_hf,
     validate_megatron,
 )
-from nemotron_steps.artifacts.confinement import link_root
+from nemotron_steps.artifacts.files import link_root
 from nemotron_steps.errors import ArtifactError, StepsError, UnsupportedError
 from nemotron_steps.errors.plugins import load_object
 from nemotron_steps.rows import layouts, lines
@@ -51,32 +51,23 @@ def has_validator(type_name: str) -> bool:
 
 def _declared(type_name: str, folder: Path) -> dict[str, Any]:
     """What the validator of a third-party type says. One that is not there, or raises what has no code, is named."""
-    reference = _DECLARED[type_name]
+    reference, who = _DECLARED[type_name], f"the validator of type '{type_name}'"
     try:
         validator: Validator = load_object(reference)
     except (ImportError, AttributeError) as error:
-        raise UnsupportedError(
-            f"the validator of type '{type_name}' cannot be imported: {error}",
-            where=getattr(error, "line", None) or reference,
-            hints=("steps types   # names the file that declares it",),
-        ) from error
+        where, hints = getattr(error, "line", None) or reference, ("steps types   # names the file that declares it",)
+        raise UnsupportedError(f"{who} cannot be imported: {error}", where=where, hints=hints) from error
     try:
         found = validator(folder)
     except StepsError:
         raise
     except Exception as error:
-        raise ArtifactError(
-            f"the validator of type '{type_name}' failed: {type(error).__name__}: {error}",
-            where=f"{folder}, by {reference}",
-            expected="an ArtifactError or a DataError for a folder that is not such an artifact",
-        ) from error
+        what, where = f"{who} failed: {type(error).__name__}: {error}", f"{folder}, by {reference}"
+        expected = "an ArtifactError or a DataError for a folder that is not such an artifact"
+        raise ArtifactError(what, where=where, expected=expected) from error
     if not isinstance(found, dict):
-        raise ArtifactError(
-            f"the validator of type '{type_name}' gives no attributes",
-            where=reference,
-            expected="a dict",
-            found=type(found).__name__,
-        )
+        kind = type(found).__name__
+        raise ArtifactError(f"{who} gives no attributes", where=reference, expected="a dict", found=kind)
     return found
 
 
@@ -109,22 +100,16 @@ def jsonl_files(folder: Path) -> list[Path]:
 
 
 def _sniff_jsonl(files: Sequence[Path]) -> str:
-    for file in files:
-        for _, row in lines.read_rows(file):
-            return layouts.sniff_row(row)
-    return "training_jsonl"
+    first = next((row for file in files for _, row in lines.read_rows(file)), None)
+    return "training_jsonl" if first is None else layouts.sniff_row(first)
 
 
 def _row_validator(check: lines.RowCheck) -> Validator:
     def validator(folder: Path) -> dict[str, Any]:
         files = jsonl_files(folder)
         if not files:
-            raise ArtifactError(
-                "the data set has no JSON Lines file",
-                where=str(folder),
-                expected="train.jsonl, and validation.jsonl where there is one",
-                found=listing(folder),
-            )
+            what, expected = "the data set has no JSON Lines file", "train.jsonl, and validation.jsonl if there is one"
+            raise ArtifactError(what, where=str(folder), expected=expected, found=listing(folder))
         root = folder.parent if folder.is_file() else folder
         counts = {path.relative_to(root).with_suffix("").as_posix(): lines.check_file(path, check) for path in files}
         if not any(counts.values()):
@@ -149,57 +134,45 @@ def _rl_prompts(folder: Path) -> dict[str, Any]:
 
 def validate_adapter(folder: Path) -> dict[str, Any]:
     """adapter: PEFT's config, and an A and a B of the same rank for every projection. Returns attributes."""
-    for name in (_ADAPTER, _ADAPTER_WEIGHTS):
-        if not (folder / name).is_file():
+    config, weights = folder / _ADAPTER, folder / _ADAPTER_WEIGHTS
+    for path in (config, weights):
+        if not path.is_file():
             pickled = " (pickled weights are not read)" if (folder / "adapter_model.bin").is_file() else ""
-            raise ArtifactError(
-                f"the adapter has no {name}{pickled}",
-                where=str(folder),
-                expected=f"{_ADAPTER} and {_ADAPTER_WEIGHTS}, as PEFT's save_pretrained writes them",
-                found=listing(folder),
-            )
-    settings = read_json_object(folder / _ADAPTER)
+            what, found = f"the adapter has no {path.name}{pickled}", listing(folder)
+            expected = f"{_ADAPTER} and {_ADAPTER_WEIGHTS}, as PEFT's save_pretrained writes them"
+            raise ArtifactError(what, where=str(folder), expected=expected, found=found)
+    settings = read_json_object(config)
     rank, alpha = settings.get("r"), settings.get("lora_alpha")
     if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
-        raise ArtifactError(
-            "the adapter's config has no rank or no scale",
-            where=str(folder / _ADAPTER),
-            expected="r: a positive integer, lora_alpha: a number",
-            found=f"r: {rank}, lora_alpha: {alpha}",
-        )
-    tensors = read_safetensors_header(folder / _ADAPTER_WEIGHTS)
+        what, expected = "the adapter's config has no rank or no scale", "r: a positive integer, lora_alpha: a number"
+        raise ArtifactError(what, where=str(config), expected=expected, found=f"r: {rank}, lora_alpha: {alpha}")
+    tensors = read_safetensors_header(weights)
     for name, entry in tensors.items():
         stem, _, half = name.rpartition(".lora_")
         if half not in ("A.weight", "B.weight"):
             raise ArtifactError(
                 "the adapter has a tensor that is neither lora_A nor lora_B",
-                where=str(folder / _ADAPTER_WEIGHTS),
+                where=str(weights),
                 expected="a plain LoRA adapter",
                 found=name,
                 hints=("merge it with PEFT's merge_and_unload, and use the checkpoint",),
             )
         shape, other = entry["shape"], "B" if half[0] == "A" else "A"
         if len(shape) != 2 or shape[half[0] == "B"] != rank:
-            raise ArtifactError(
-                f"'{name}' has another rank than the config says",
-                where=str(folder / _ADAPTER_WEIGHTS),
-                expected=str(rank),
-                found=f"shape {shape}",
-            )
+            what, found = f"'{name}' has another rank than the config says", f"shape {shape}"
+            raise ArtifactError(what, where=str(weights), expected=str(rank), found=found)
         if f"{stem}.lora_{other}.weight" not in tensors:
             expected = f"lora_{other} beside it"
-            raise ArtifactError(f"'{name}' is half of a sum", where=str(folder / _ADAPTER_WEIGHTS), expected=expected)
-    found: dict[str, Any] = {
+            raise ArtifactError(f"'{name}' is half of a sum", where=str(weights), expected=expected)
+    attributes: dict[str, Any] = {
         "rank": rank,
         "alpha": alpha,
         "target_modules": settings.get("target_modules"),
         "parameters": sum(math.prod(entry["shape"]) for entry in tensors.values()),
         "dtype": "+".join(sorted({entry["dtype"] for entry in tensors.values()})).lower(),
     }
-    if (folder / _ADAPTER_BASE).is_file():
-        digest = read_json_object(folder / _ADAPTER_BASE).get("digest")
-        found |= {"base": digest} if digest else {}
-    return found
+    base = read_json_object(folder / _ADAPTER_BASE) if (folder / _ADAPTER_BASE).is_file() else {}
+    return {**attributes, "base": base["digest"]} if base.get("digest") else attributes
 
 
 def _eval_report(folder: Path) -> dict[str, Any]:

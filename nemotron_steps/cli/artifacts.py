@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import print_json, render
-from nemotron_steps.cli.terminal import Terminal, number
+from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.errors import ArtifactError, RequestError
 from nemotron_steps.runs.log_format import readable_size as size
 from nemotron_steps.session.jobs import printable, shown_path
@@ -20,7 +20,6 @@ from nemotron_steps.session.session import Session
 if TYPE_CHECKING:
     import argparse
 
-    from nemotron_steps.artifacts.compare import Difference, Pair
     from nemotron_steps.artifacts.lineage import Lineage
     from nemotron_steps.artifacts.models import Artifact
     from nemotron_steps.artifacts.store import ArtifactStore
@@ -107,18 +106,15 @@ def lineage_artifacts(args: argparse.Namespace) -> int:
 
 
 def verify_artifacts(args: argparse.Namespace) -> int:
-    """`steps artifacts verify [REF ...]`: exit code 2 if anything is not what was committed.
-
-    Without a reference it looks at all there is: artifacts, records that no name leads to, and what counts as cached.
-    """
-    from nemotron_steps.artifacts.integrity import Contents, Verified, verify_home
+    """`steps artifacts verify [REF ...]`, of all there is without one: exit code 2 if anything is not as committed."""
+    from nemotron_steps.artifacts.integrity import Hashed, Verified, problems, verify_home
     from nemotron_steps.runs.cache import verify_entries
 
     store = Session(args.home).store
     out = Terminal.of()
-    contents = Contents(store)
+    hashed = Hashed()
     found = (store.find(ref) for ref in args.ref)
-    looked_at = (Verified(each.ref, each.digest, tuple(contents.problems(each))) for each in found)
+    looked_at = (Verified(each.ref, each.digest, tuple(problems(store, each, hashed))) for each in found)
     results = []
     failed = None
     for each in looked_at if args.ref else chain(verify_home(store), verify_entries(store)):
@@ -198,62 +194,32 @@ def diff_artifacts(args: argparse.Namespace) -> int:
 
     store = Session(args.home).store
     found = compare(store, args.a, args.b)
-    configs = [config_of(store, each) for each in (found.a, found.b)]
+    configs = [config_of(store, store.find(found[name]["ref"])) for name in ("a", "b")]
     config = None if None in configs else config_changes(configs[0] or {}, configs[1] or {})
     if args.as_json:
-        print_json(plain({**found.to_dict(), "config": config}))
-    else:
-        _show_difference(found, config, Terminal.of())
-    return 0 if found.same else 1
-
-
-def _show_difference(found: Difference, config: dict[str, Pair] | None, out: Terminal) -> None:
-    verdict = ("the same", "green") if found.same else ("different", "yellow")
-    names = f"{found.a.ref} → {found.b.ref}"
-    out.print(f"{out.style(printable(names), 'bold')}  {out.style(verdict[0], verdict[1])}")
-    _rows("attributes", found.attributes, out)
-    _rows("made from", found.inputs, out)
-    for ref, only in zip((found.a.ref, found.b.ref), found.ancestors, strict=True):
-        _rows(f"only in the lineage of {ref}", dict.fromkeys(only), out)
-    if config is None and (found.a.producer or found.b.producer):
-        out.print(f"  {out.style('config: the run of one of them is gone', 'dim')}")
+        print_json(plain({**found, "config": config}))
+        return 0 if found["same"] else 1
+    out = Terminal.of()
+    verdict = ("the same", "green") if found["same"] else ("different", "yellow")
+    names = printable(f"{found['a']['ref']} → {found['b']['ref']}")
+    out.print(f"{out.style(names, 'bold')}  {out.style(verdict[0], verdict[1])}")
+    _rows("attributes", found["attributes"], out)
+    _rows("made from", found["inputs"], out)
     _rows("config", config or {}, out)
-    files = {path: tuple(None if each is None else size(each) for each in pair) for path, pair in found.files.items()}
-    _rows("files", files, out)
-    for path, changes in found.rows.items():
-        counts = f"{changes.added} added, {changes.removed} removed, {changes.same} the same"
-        out.print(f"  {out.style(printable(f'rows of {path}: {counts}'), 'cyan')}")
-    if found.tensors is not None:
-        tensors = found.tensors
-        name, largest = next(iter(tensors.differing.items()), ("", None))
-        most = f", largest difference {number(largest)} in {name}" if largest is not None else ""
-        title = f"tensors: {len(tensors.differing)} differ, {tensors.same} the same{most}"
-        by = {n: "cannot be compared" if each is None else number(each) for n, each in tensors.differing.items()}
-        out.print(f"  {out.style(printable(title), 'cyan')}")
-        _list(by, out)
-        _rows("type and shape", tensors.reshaped, out)
-        _rows("only in the first", dict.fromkeys(tensors.only_a), out)
-        _rows("only in the second", dict.fromkeys(tensors.only_b), out)
-    elif any(path.endswith(".distcp") for path in found.files):
-        hint = "steps run convert/megatron_to_hf --input checkpoint_megatron=REF   # of each, for their weights"
-        out.print(f"  {out.style('hint:', 'cyan')} {hint}")
+    files = found["files"].items()
+    _rows("files", {path: [None if each is None else size(each) for each in pair] for path, pair in files}, out)
+    return 0 if found["same"] else 1
 
 
 def _rows(title: str, rows: Mapping[str, Any], out: Terminal) -> None:
-    """Names alone, or with what each is in the first and in the second."""
+    """Names with what each is in the first and in the second."""
     if rows:
-        out.print(f"  {out.style(printable(title), 'cyan')}")
-        texts = {}
-        for name, pair in rows.items():
-            texts[name] = "" if pair is None else " → ".join("—" if each is None else str(each) for each in pair)
-        _list(texts, out)
-
-
-def _list(texts: Mapping[str, str], out: Terminal) -> None:
-    rows = [[printable(name), printable(text)] for name, text in texts.items()]
-    out.table(rows[:_SHOWN], indent=4)
-    if len(rows) > _SHOWN:
-        out.print(f"    … {len(rows) - _SHOWN} more (--json has all)")
+        out.print(f"  {out.style(title, 'cyan')}")
+        texts = {name: " → ".join("—" if each is None else str(each) for each in pair) for name, pair in rows.items()}
+        lines = [[printable(name), printable(text)] for name, text in texts.items()]
+        out.table(lines[:_SHOWN], indent=4)
+        if len(lines) > _SHOWN:
+            out.print(f"    … {len(lines) - _SHOWN} more (--json has all)")
 
 
 def path_artifacts(args: argparse.Namespace) -> int:

@@ -88,7 +88,6 @@ def step_fields(index: Index, step_id: str) -> dict[str, Any]:
 
 
 def _about(row: StepRow, problems: Iterable[ManifestError]) -> list[ManifestError]:
-    """What is about a step's manifest."""
     return [each for each in problems if (each.where or "").startswith(f"{row.file}:")]
 
 
@@ -258,7 +257,7 @@ def _mention_problems(index: Index, out: Terminal) -> None:
 
 
 def explanations() -> dict[str, dict[str, str]]:
-    """Code → title, cause, mend, and for most example, setup and then (nemotron_steps/errors/explanations.toml)."""
+    """Code → title, cause, mend, and for many an example (nemotron_steps/errors/explanations.toml)."""
     return _explained("explanations.toml")
 
 
@@ -289,9 +288,9 @@ def explain(args: argparse.Namespace) -> int:
     name = args.code.removeprefix("error[").removesuffix("]")
     code, signal = name.upper(), name.lower().replace("-", "_")
     if code in codes:
-        return _show_explanation(code, codes[code], {}, as_json=args.as_json)
+        return _show_explanation(code, codes[code], as_json=args.as_json)
     if signal in signals:
-        return _show_explanation(signal, signals[signal], _advice_against(signal), as_json=args.as_json)
+        return _show_explanation(signal, signals[signal], as_json=args.as_json)
     close = nearest(code, codes) if re.match(r"E\d", code) else [each for each in signals if signal in each]
     close = close or nearest(signal, signals)
     raise UnknownNameError(
@@ -302,9 +301,9 @@ def explain(args: argparse.Namespace) -> int:
     )
 
 
-def _show_explanation(name: str, entry: Mapping[str, Any], advice: dict[str, list[str]], *, as_json: bool) -> int:
+def _show_explanation(name: str, entry: Mapping[str, Any], *, as_json: bool) -> int:
     if as_json:
-        return print_json({"code": name, **entry, **({"advice": advice} if advice else {})})
+        return print_json({"code": name, **entry})
     out = Terminal.of()
     out.print(f"{out.style(name, 'bold')}  {entry['title']}\n")
     out.wrap(entry["cause"])
@@ -312,27 +311,11 @@ def _show_explanation(name: str, entry: Mapping[str, Any], advice: dict[str, lis
     if example is not None:
         out.print(f"\n{out.style('For example', 'dim')}")
         metrics = [f"{metric}: {values}" for metric, values in example.items()] if isinstance(example, dict) else None
-        for line in metrics or filter(None, (entry.get("setup"), example)):
-            out.print(f"  {line.encode('unicode_escape').decode()}")
+        for line in metrics or [example]:
+            out.print(f"  {line}")
     if "look" in entry:
         out.print(f"\n{out.style('Where to look', 'dim')}")
         out.wrap(entry["look"], indent=2)
     out.print(f"\n{out.style('What mends it', 'dim')}")
     out.wrap(entry["mend"], indent=2)
-    if "then" in entry:
-        out.print(f"  {out.style(entry['then'], 'cyan')}")
-    for overrides, steps in advice.items():
-        out.print(f"  {out.style(overrides, 'cyan')}   # {', '.join(steps)}")
     return 0
-
-
-def _advice_against(signal: str) -> dict[str, list[str]]:
-    """What manifests advise against a signal: overrides → the steps that have them."""
-    from nemotron_steps.manifest.registry import load_registry
-
-    found: dict[str, list[str]] = {}
-    for step_id, manifest in load_registry().steps.items():
-        answers = [strategy for strategy in manifest.strategies if signal in strategy.signal and strategy.override]
-        if answers:
-            found.setdefault(" ".join(text for each in answers for text in each.overrides_for({})), []).append(step_id)
-    return found

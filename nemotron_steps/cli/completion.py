@@ -1,22 +1,15 @@
-"""Shell completion of `steps`: commands and flags, steps, configs, keys and their values, inputs, profiles, runs.
-
-`steps completion bash` prints what a shell evaluates; argcomplete then asks this program at every tab.
-"""
+"""Shell completion of `steps`: commands and flags, steps, configs, keys, inputs, profiles, runs, artifacts."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from argcomplete.completers import FilesCompleter
 from argcomplete.finders import CompletionFinder
 
-from nemotron_steps.cli.catalog import explained_signals, explanations
-from nemotron_steps.cli.scaffold import KINDS
+from nemotron_steps.config.compose import is_path
 from nemotron_steps.config.profiles import load_environment
-from nemotron_steps.config.search import is_path
 from nemotron_steps.config.validation import known_keys, load_schema
 from nemotron_steps.environments.registry import names as environment_names
 from nemotron_steps.manifest.registry import load_registry
@@ -25,7 +18,6 @@ from nemotron_steps.session.session import Session
 
 if TYPE_CHECKING:
     from nemotron_steps.manifest.models import StepManifest
-    from nemotron_steps.manifest.pipeline_models import PipelineManifest
 
 Completer = Callable[..., list[str]]
 
@@ -52,11 +44,7 @@ def answer(parser: argparse.ArgumentParser) -> None:
 
 
 class _Finder(CompletionFinder):  # type: ignore[misc]  # it has no types
-    """argcomplete, for a command line whose steps and keys may stand between the flags.
-
-    All flags are put before them, for argparse ends a list of words at the first flag; one whose value is being typed
-    stays last.
-    """
+    """argcomplete, with flags put before steps and keys: argparse ends a list of words at the first flag."""
 
     def _get_completions(self, comp_words: list[str], *rest: Any) -> Any:
         assert self._parser is not None
@@ -80,44 +68,27 @@ class _Finder(CompletionFinder):  # type: ignore[misc]  # it has no types
 
 
 def _words(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    """Steps and pipelines; once one is named, keys of its config, and values of those that have few."""
+    """Steps and pipelines; once a step is named, keys of its config."""
     registry = load_registry()
-    named = _steps(parsed_args) or _stages(parsed_args)
-    if not named or ("/" in prefix and "=" not in prefix):
+    named = _steps(parsed_args)
+    if not named or "/" in prefix:
         return [*registry.steps, *registry.pipelines]
-    return _keys(prefix, parsed_args)
+    return _keys(parsed_args)
 
 
-def _keys(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    """`KEY=` of the last step named, or `STAGE.KEY=` of a pipeline; the values of a key that has few."""
-    stages = {f"{name}.": step for name, step in _stages(parsed_args).items()}
-    near = [name for name in stages if name.startswith(prefix) or prefix.startswith(name)]
-    if len(near) > 1:
-        return near
-    of_stage = near[0] if near else ""
-    step = stages[of_stage] if near else next(iter(_steps(parsed_args)[-1:]), None)
-    if step is None or step.step.config_schema is None:
-        return []
-    key, given, _value = prefix.removeprefix(of_stage).partition("=")
-    if not given:
-        return [f"{of_stage}{each}=" for each in known_keys(load_schema(step.step.config_schema))]
-    choices = next((each.choices for each in step.parameters if each.name == key and each.choices), ())
-    return [f"{of_stage}{key}={str(value).lower() if isinstance(value, bool) else value}" for value in choices]
+def _keys(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    """`KEY=` of the last step named."""
+    schemas = [step.step.config_schema for step in _steps(parsed_args)[-1:]]
+    return [f"{key}=" for schema in schemas if schema for key in known_keys(load_schema(schema))]
 
 
-def _configs(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    if prefix and is_path(prefix):
-        return _files(prefix, "yaml", "yml")
+def _configs(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    registry = load_registry()
     found = [name for step in _steps(parsed_args) for name in step.config_names]
-    found += [name for each in _pipelines(parsed_args) for name in each.configs]
-    return [*dict.fromkeys([*found, *(file.stem for file in Path().glob("*.yaml"))])]
-
-
-def _inputs(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    port, given, ref = prefix.partition("=")
-    if given:
-        return [f"{port}={each}" for each in (*_files(ref), *_refs(ref, parsed_args))]
-    return [f"{port}=" for step in _steps(parsed_args) for port in step.inputs]
+    for word in parsed_args.words or ():
+        if word in registry.pipelines:
+            found += registry.pipelines[word].configs
+    return [*dict.fromkeys(found)]
 
 
 def _refs(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
@@ -127,56 +98,28 @@ def _refs(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     return [f"{name}:v{each}" for each in store.versions(name)] if versioned else store.names()
 
 
-def _files(prefix: str, *suffixes: str) -> list[str]:
-    return list(FilesCompleter(suffixes)(prefix))
-
-
 def _runs(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    store = Session(getattr(parsed_args, "home", None)).store
-    runs = list_runs(store)
+    runs = list_runs(Session(getattr(parsed_args, "home", None)).store)
     return [*dict.fromkeys(["latest", *(run.given_name for run in runs if run.given_name), *(run.id for run in runs)])]
 
 
 def _steps(parsed_args: argparse.Namespace) -> list[StepManifest]:
     registry = load_registry()
-    found = [registry.find_step(word) for word in _given(parsed_args)]
+    found = [registry.find_step(word) for word in getattr(parsed_args, "words", None) or () if not is_path(word)]
     return [step for step in found if step is not None]
-
-
-def _pipelines(parsed_args: argparse.Namespace) -> list[PipelineManifest]:
-    pipelines = load_registry().pipelines
-    return [pipelines[word] for word in _given(parsed_args) if word in pipelines]
-
-
-def _stages(parsed_args: argparse.Namespace) -> dict[str, StepManifest | None]:
-    """The stages of the pipeline that is named, and their steps."""
-    registry, stages = load_registry(), [stage for each in _pipelines(parsed_args) for stage in each.stages]
-    return {stage.name: registry.find_step(stage.step) for stage in stages}
-
-
-def _given(parsed_args: argparse.Namespace) -> list[str]:
-    return [word for word in getattr(parsed_args, "words", None) or [] if not is_path(word)]
 
 
 _COMPLETERS: dict[str, Completer] = {
     "STEP|PIPELINE|key=value": _words,
     "STEP": lambda **_: list(load_registry().steps),
-    "STAGE": lambda parsed_args, **_: list(_stages(parsed_args)),
     "CONFIG|PATH": _configs,
-    "PORT=REF": _inputs,
+    "PORT=REF": lambda parsed_args, **_: [f"{port}=" for step in _steps(parsed_args) for port in step.inputs],
     "KEY=V1,V2": _keys,
     "PROFILE": lambda **_: list(load_environment().names),
     "RUN": _runs,
     "REF": _refs,
-    "A": _refs,
-    "B": _refs,
     "TYPE": lambda **_: list(load_registry().types.types),
-    "C": lambda **_: sorted({step.step.category for step in load_registry().steps.values()}),
-    "TAG": lambda **_: sorted({tag for step in load_registry().steps.values() for tag in step.step.tags}),
-    "CODE|SIGNAL": lambda **_: [*explanations(), *explained_signals()],
-    "[KIND] NAME": lambda **_: list(KINDS),
 }
-"""By what the help calls the argument."""
 
 _OF_ARGUMENTS: dict[str, Completer] = {"environment": lambda **_: environment_names(), "name": _refs}
 """By the argument, where the help has a word that others have too."""

@@ -1,21 +1,15 @@
-"""`steps doctor`: what this machine has, what it lacks, and the command that fixes each.
-
-Packages are looked at by their metadata; torch, which can be installed and still not load, is tried in a process of
-its own. Exit code 0 when nothing needed is missing, 1 otherwise.
-"""
+"""`steps doctor`: what this machine has, what it lacks, and the command that fixes each. Exit code 1 if something
+needed is missing."""
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.errors import print_json
@@ -28,16 +22,13 @@ from nemotron_steps.session.session import Session
 if TYPE_CHECKING:
     import argparse
 
-_GB = 1_000_000_000
-_LOW_DISK, _LOW_MEMORY = 20 * _GB, 8 * _GB
+_LOW_DISK = 20_000_000_000
 _TORCH_SECONDS = 120
 _DIE_WITH_PARENT = "import ctypes, signal; ctypes.CDLL(None).prctl(1, signal.SIGKILL)"  # PR_SET_PDEATHSIG
 _TORCH_PROBE = (
     "import torch; print(torch.__version__, torch.cuda.is_available(), torch.cuda.device_count(), "
     "torch.cuda.get_device_name(0) if torch.cuda.is_available() else '-', sep='|')"
 )
-# Beside torch, whose threads the kernels use.
-_KERNEL_PROBE = "import ctypes, sys, torch; ctypes.CDLL(sys.argv[1])"
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -95,9 +86,11 @@ def _software() -> Iterator[Finding]:
 
 
 def _torch() -> Finding:
+    """What a process of its own says, which dies with this one: a driver can hang for ever."""
     fix = "pip install 'torch>=2.11,<2.14'"
+    command = [sys.executable, "-c", f"{_DIE_WITH_PARENT}; {_TORCH_PROBE}"]
     try:
-        result = _probe(_TORCH_PROBE)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return Finding("torch", FAILED, f"does not load within {_TORCH_SECONDS} s", fix)
     if result.returncode != 0:
@@ -108,55 +101,29 @@ def _torch() -> Finding:
         return Finding("torch", OK, f"{version}, {count} × {name}")
     if shutil.which("nvidia-smi") is None:
         return Finding("torch", OK, f"{version}, CPU")
-    return Finding(
-        "torch", WARNING, f"{version}, sees no GPU although there is a driver", "install a CUDA build of torch"
-    )
+    detail = f"{version}, sees no GPU although there is a driver"
+    return Finding("torch", WARNING, detail, "install a CUDA build of torch")
 
 
 def _programs() -> Iterator[Finding]:
-    yield from (look(name) for name in NEEDS if name not in ("ray", "vllm", "torch"))
-    yield _compiler()
-    sbatch = shutil.which("sbatch")
-    if sbatch is None:
-        yield Finding("slurm", ABSENT, "no sbatch", 'needed only for profiles with executor = "slurm"')
-        return
-    try:
-        answers = subprocess.run(["sinfo", "-h"], capture_output=True, timeout=20, check=False).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        answers = False
-    if answers:
-        yield Finding("slurm", OK, sbatch)
-    else:
-        fix = "start slurmctld, or check SLURM_CONF"
-        yield Finding("slurm", WARNING, "sbatch is here, no controller answers", fix)
-
-
-def _compiler() -> Finding:
     from nemotron_steps.engine.kernels.compiler import INSTALL, build, find_compiler, kernel_folder
     from nemotron_steps.errors import UnsupportedError
 
+    yield from (look(name) for name in NEEDS if name not in ("ray", "vllm", "torch"))
     command, name = find_compiler(), "C compiler"
-    if command is None:
-        return Finding(name, ABSENT, "none: training and generation on CPU take longer", INSTALL)
     try:
-        loaded = _probe(_KERNEL_PROBE, str(build(command, kernel_folder())))
-    except subprocess.TimeoutExpired:
-        return Finding(name, WARNING, f"torch does not load within {_TORCH_SECONDS} s")
+        if command is None:
+            yield Finding(name, ABSENT, "none: training and generation on CPU take longer", INSTALL)
+        else:
+            build(command, kernel_folder())
+            yield Finding(name, OK, f"{shlex.join(command)}, kernels for CPU are compiled")
     except UnsupportedError as error:
-        return Finding(name, WARNING, f"{error.what}: {error.found}", "\n".join(error.hints))
+        yield Finding(name, WARNING, f"{error.what}: {error.found}", "\n".join(error.hints))
     except OSError as error:
         detail = f"kernels for CPU are compiled anew at every start: {error}"
-        return Finding(name, WARNING, detail, "export XDG_CACHE_HOME=DIR")
-    if loaded.returncode != 0:
-        said = (loaded.stderr.strip().splitlines() or ["no reason given"])[-1]
-        return Finding(name, WARNING, f"what {command[0]} compiled for CPU cannot be loaded: {said}", "export CC=gcc")
-    return Finding(name, OK, f"{shlex.join(command)}, kernels for CPU are compiled")
-
-
-def _probe(program: str, *args: str) -> subprocess.CompletedProcess[str]:
-    """What a Python program says in a process of its own, which dies with this one: a driver can hang for ever."""
-    command = [sys.executable, "-c", f"{_DIE_WITH_PARENT}; {program}", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False)
+        yield Finding(name, WARNING, detail, "export XDG_CACHE_HOME=DIR")
+    sbatch, fix = shutil.which("sbatch"), 'needed only for profiles with executor = "slurm"'
+    yield Finding("slurm", ABSENT, "no sbatch", fix) if sbatch is None else Finding("slurm", OK, sbatch)
 
 
 def _home(session: Session) -> Iterator[Finding]:
@@ -175,11 +142,6 @@ def _home(session: Session) -> Iterator[Finding]:
     free = shutil.disk_usage(existing).free
     fix = "" if free >= _LOW_DISK else "free some space, or put the home elsewhere: --home DIR"
     yield Finding("disk", WARNING if fix else OK, f"{size(free)} free", fix)
-    with suppress(OSError):
-        available = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())
-        memory = int(available[1]) * 1024 if available else 0
-        fix = "" if memory >= _LOW_MEMORY else "close something"
-        yield Finding("memory", WARNING if fix else OK, f"{size(memory)} available", fix)
 
 
 def _packs(session: Session) -> Iterator[Finding]:
@@ -199,27 +161,20 @@ def _packs(session: Session) -> Iterator[Finding]:
     for warning in registry.warnings:
         yield Finding("note", WARNING, f"{warning.what} ({warning.where})", "\n".join(warning.hints))
     yield from _plugins()
-    yield from _environment()
 
 
 def _plugins() -> Iterator[Finding]:
-    """Entry points of installed packages whose source says that they cannot be loaded."""
-    from nemotron_steps.errors.entry_points import entry_points
-    from nemotron_steps.errors.plugins import unusable
+    from nemotron_steps.config.locations import environment_files
+    from nemotron_steps.errors import StepsError
+    from nemotron_steps.errors.plugins import entry_points, unusable
+    from nemotron_steps.runs.executors.base import executor_names, profile_model
 
-    for kind, args in (("environments", None), ("executors", 0)):
+    for kind in ("environments", "executors"):
         for point in entry_points(f"nemotron_steps.{kind}"):
-            if (why := unusable(point.value, args)) is not None:
+            if (why := unusable(point.value)) is not None:
                 package = point.dist.name if point.dist is not None else "an unnamed package"
                 detail = f"{point.name} of {package} cannot be loaded: {why[0]} ({point.value})"
                 yield Finding(kind.rstrip("s"), FAILED, detail, f"pip uninstall {package}")
-
-
-def _environment() -> Iterator[Finding]:
-    from nemotron_steps.config.locations import environment_files
-    from nemotron_steps.errors import StepsError
-    from nemotron_steps.runs.executors.base import executor_names, profile_model
-
     yield Finding("executors", OK, ", ".join(executor_names()))
     if not any(file.is_file() for file in environment_files()):
         yield Finding("env.toml", ABSENT, "no profiles", "needed only for -r and -b")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.terminal import Terminal, first_sentence, number
-from nemotron_steps.environments.catalog import described, known, listed, unknown
+from nemotron_steps.environments.catalog import described, listed
 from nemotron_steps.errors import DataError, RequestError
 from nemotron_steps.session.jobs import printable
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from nemotron_steps.environments.base import Environment
-    from nemotron_steps.environments.catalog import Described
     from nemotron_steps.environments.judged.judges import Judge
     from nemotron_steps.environments.recorded import Placed, Regraded
 
@@ -44,7 +43,29 @@ def show_environment(args: argparse.Namespace) -> int:
     found = described(args.environment)
     if args.as_json:
         return print_json(asdict(found))
-    _show(found, Terminal.of())
+    out = Terminal.of()
+    name = found.environment if found.asked == found.environment else f"{found.asked} → {found.environment}"
+    out.print(f"{out.style(name, 'bold')}  {out.style(printable(found.origin), 'dim')}")
+    for paragraph in filter(str.strip, found.text.split("\n\n")):
+        out.wrap(printable(paragraph), indent=2)
+    earns = "see the settings" if found.reward_range is None else "{:g} to {:g}".format(*found.reward_range)
+    facts = [
+        ("reward", earns),
+        ("rows need", ", ".join(found.required_fields)),
+        ("asks", ", ".join(found.judges)),
+        ("judges", "the rollouts of a prompt together" if found.judges_groups else ""),
+        ("runs", "whole rollouts against the policy's endpoint" if found.runs_agent else ""),
+        ("needs", found.needs),
+        ("agents", ", ".join(found.agents)),
+        *(("preset", f"{key} = {json.dumps(value)}") for key, value in found.preset.items()),
+    ]
+    out.table([[out.style(label, "dim"), text] for label, text in facts if text], indent=2, below=4)
+    out.print(f"  {out.style(f'settings (env.nemo_gym.environments.{found.asked}.KEY)', 'dim')}")
+    settings = []
+    for each in found.settings:
+        value = "required" if each.required else f"= {_short(json.dumps(each.default))}"
+        settings.append([out.style(each.name, "bold"), value, out.style(printable(each.text), "dim")])
+    out.table(settings or [["none"]], indent=4)
     return 0
 
 
@@ -52,29 +73,19 @@ def verify_rollouts(args: argparse.Namespace) -> int:
     """`steps env verify NAME ROLLOUTS.jsonl`: recorded rollouts graded again. Exit code 1 where any reward differs."""
     import asyncio
 
-    from nemotron_steps.environments.base import MissingFieldError
-    from nemotron_steps.environments.recorded import RowsByPrompt, regrade
+    from nemotron_steps.environments.recorded import regrade
 
     environment = _created(args)
     rollouts = _rows(args.rollouts)
-    if args.rows is not None:
-        rows = RowsByPrompt(_rows(args.rows))
-        rollouts = ((rows.completed(row, where), where) for row, where in rollouts)
 
     async def collect() -> list[Regraded]:
         return [each async for each in regrade(environment, rollouts)]
 
-    try:
-        graded = asyncio.run(collect())
-    except MissingFieldError as error:
-        if args.rows is None:
-            error.hints = ("--rows INPUTS.jsonl   # the rows that the rollouts were sampled from", *error.hints)
-        raise
+    graded = asyncio.run(collect())
     if not graded:
         raise DataError(
             "the file has no rollouts",
             where=args.rollouts,
-            expected="one JSON object a line",
             hints=(f"wc -l {args.rollouts}", "ls *.jsonl"),
         )
     different = [each for each in graded if not each.agrees(args.tolerance)]
@@ -104,14 +115,7 @@ def serve_environment(args: argparse.Namespace) -> int:
     stopped = threading.Event()
     before = {each: signal.signal(each, lambda *_: stopped.set()) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with EnvironmentServer(
-            environment,
-            host=args.host,
-            port=args.port,
-            agent=None if args.environment == environment.name else args.environment,
-            model_url=args.model_url,
-            group_size=args.group_size,
-        ) as server:
+        with EnvironmentServer(environment, host=args.host, port=args.port) as server:
             if args.as_json:
                 print_json({"environment": environment.name, "url": server.url})
             else:
@@ -131,8 +135,7 @@ def serve_environment(args: argparse.Namespace) -> int:
 
 def _created(args: argparse.Namespace) -> Environment:
     """The environment that the command line asks for, with its settings and judges."""
-    from nemotron_steps.environments.agents import resolve
-    from nemotron_steps.environments.registry import environment_class, settings_of
+    from nemotron_steps.environments.registry import environment_class, resolve, settings_of, unknown
 
     name = args.environment
     settings: dict[str, Any] = {}
@@ -148,7 +151,7 @@ def _created(args: argparse.Namespace) -> Environment:
             settings[key] = json.loads(text)
         except ValueError:
             settings[key] = text
-    found = resolve(name, {name: settings}) if known(name) else None
+    found = resolve(name, {name: settings})
     if found is None:
         raise unknown(name)
     environment = environment_class(found[0])(settings_of(*found), _judges(args))
@@ -209,39 +212,9 @@ def _print_verified(graded: Sequence[Regraded], different: Sequence[Regraded], o
     rows = {"rollouts": str(len(graded)), "same reward": f"{len(graded) - len(different)} of {len(graded)}"}
     if ungraded := sum(each.verdict.reward is None for each in graded):
         rows["not judged here"] = str(ungraded)
-    pairs = [(each.recorded, each.verdict.reward) for each in graded]
-    both = [(recorded, here) for recorded, here in pairs if recorded is not None and here is not None]
-    if both:
-        recorded, here = (number(sum(rewards) / len(both)) for rewards in zip(*both, strict=True))
-        rows["mean reward"] = f"recorded {recorded}, here {here}"
     out.table([[out.style(label, "dim"), text] for label, text in rows.items()])
 
 
 def _short(value: Any) -> str:
     text = printable(" ".join(str(number(value) if isinstance(value, float) else value).split()))
     return text if len(text) <= 160 else text[:157] + "..."
-
-
-def _show(found: Described, out: Terminal) -> None:
-    name = found.environment if found.asked == found.environment else f"{found.asked} → {found.environment}"
-    out.print(f"{out.style(name, 'bold')}  {out.style(printable(found.origin), 'dim')}")
-    for paragraph in filter(str.strip, found.text.split("\n\n")):
-        out.wrap(printable(paragraph), indent=2)
-    earns = "see the settings" if found.reward_range is None else "{:g} to {:g}".format(*found.reward_range)
-    facts = [
-        ("reward", earns),
-        ("rows need", ", ".join(found.required_fields)),
-        ("asks", ", ".join(found.judges)),
-        ("judges", "the rollouts of a prompt together" if found.judges_groups else ""),
-        ("runs", "whole rollouts against the policy's endpoint" if found.runs_agent else ""),
-        ("needs", found.needs),
-        ("agents", ", ".join(found.agents)),
-        *(("preset", f"{key} = {json.dumps(value)}") for key, value in found.preset.items()),
-    ]
-    out.table([[out.style(label, "dim"), text] for label, text in facts if text], indent=2, below=4)
-    out.print(f"  {out.style(f'settings (env.nemo_gym.environments.{found.asked}.KEY)', 'dim')}")
-    settings = []
-    for each in found.settings:
-        value = "required" if each.required else f"= {_short(json.dumps(each.default))}"
-        settings.append([out.style(each.name, "bold"), value, out.style(printable(each.text), "dim")])
-    out.table(settings or [["none"]], indent=4)

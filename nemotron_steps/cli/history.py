@@ -1,4 +1,4 @@
-"""`steps runs`, `logs`, `status`, `cancel`, `report`, `index`: what ran here, what it said, how it stands."""
+"""`steps runs`, `logs`, `status`, `cancel`, `report`: what ran here, what it said, how it stands."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import print_json, render
 from nemotron_steps.cli.run import show_values
 from nemotron_steps.cli.terminal import Terminal, duration, number
-from nemotron_steps.errors import RequestError, StorageError, UnknownNameError, WorkerLostError
+from nemotron_steps.errors import RequestError, UnknownNameError, WorkerLostError
 from nemotron_steps.runs.log_format import metric_text
 from nemotron_steps.session.jobs import AT_WORK, JobView, not_started, printable, said, shown_path
 from nemotron_steps.session.session import Session
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.25
 _CANCEL_SECONDS = 20.0
-"""How long a cancelled run may take to save and end."""
 _HEADLINES = {
     "reward": "reward/mean",
     "validation": "validation/reward",
@@ -39,7 +37,6 @@ _HEADLINES = {
     "validation loss": "validation_loss",
     "kl": "kl_penalty",
 }
-"""The few numbers worth a place beside a bar: label → metric name."""
 COLORS = {
     **dict.fromkeys(("done", "ran", "cached", "reused"), "green"),
     **dict.fromkeys(("running", "submitted"), "cyan"),
@@ -63,19 +60,15 @@ def runs(args: argparse.Namespace) -> int:
         return 0
     rows = []
     for info in found:
-        age = max(time.time() - info.created, 0.0)
-        units = (f"{age // unit:.0f} {name} ago" for name, unit in _UNITS.items() if age >= unit)
+        began = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.created))
         # A killed run could not write down when it ended.
         took = "" if info.status == "killed" else duration(max(info.updated - info.created, 0.0))
-        notes = [out.style(text, "dim") for text in (next(units, "just now"), took)]
+        notes = [out.style(text, "dim") for text in (began, took)]
         listed = info.listed()
         said = (metric_text(listed["metric"]), " ".join([info.name, *listed["overrides"]]))
         rows.append([called(info, every), _status(info.status, out), *notes, *map(printable, said)])
     out.table(rows)
     return 0
-
-
-_UNITS = {"d": 86400, "h": 3600, "min": 60}
 
 
 def status(args: argparse.Namespace) -> int:
@@ -179,7 +172,6 @@ def logs(args: argparse.Namespace) -> int:
 
 
 def _write(lines: Sequence[bytes], *, as_json: bool) -> None:
-    """Lines of a log without control characters of model text, or JSON records in the order of time."""
     from nemotron_steps.runs.run_folder import parse_lines
 
     if as_json:
@@ -256,27 +248,6 @@ def report(args: argparse.Namespace) -> int:
     path = write_comparison(folders, store) if args.others else write_report(folders[0], store)
     if args.as_json:
         return print_json({"run": folders[0].name, "report": str(path)})
-    Terminal.of().print(shown_path(path))
-    return 0
-
-
-def index(args: argparse.Namespace) -> int:
-    """`steps index [--out FILE]`: write the page and say where it is."""
-    from nemotron_steps.runs.report.page import write_index
-
-    store = Session(args.home).store
-    file = Path(args.out).expanduser() if args.out is not None else None
-    try:
-        path = write_index(store, file)
-    except OSError as error:
-        raise StorageError(
-            "the page cannot be written",
-            where=str(file or store.backend.scratch),
-            found=error.strerror or str(error),
-            hints=("steps index --out FILE",),
-        ) from error
-    if args.as_json:
-        return print_json({"index": str(path)})
     Terminal.of().print(shown_path(path))
     return 0
 

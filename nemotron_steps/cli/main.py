@@ -68,16 +68,16 @@ def _program(arguments: Sequence[str], prog: str) -> int:
 def _main(arguments: Sequence[str], prog: str) -> int:
     import gc
 
-    from nemotron_steps.cli.errors import Typed, typed
+    from nemotron_steps.cli.errors import typed_as
     from nemotron_steps.cli.parser import split_passthrough
 
     gc.set_threshold(_GC_THRESHOLD, 50, 50)
     before, passthrough = split_passthrough(arguments)
-    typed[0] = Typed.of(prog, arguments)
+    typed_as(prog, before)
     try:
         return _guarded(lambda: _dispatch(before, passthrough, prog), arguments, as_json="--json" in before)
     finally:
-        typed[0] = Typed("steps", ())
+        typed_as("steps", ())
 
 
 def _dispatch(arguments: list[str], passthrough: list[str], prog: str) -> int:

@@ -11,7 +11,6 @@ from nemotron_steps.errors import did_you_mean
 from nemotron_steps.session.run_request import RunRequest, UsageError
 
 HANDLERS = "nemotron_steps.cli."
-"""Where the modules of commands are."""
 _MANY: Any = {"action": "append", "default": []}
 _REF = "NAME, NAME:VERSION or digest"
 _STEPS = "STEP|PIPELINE|key=value"
@@ -89,7 +88,7 @@ def build(prog: str) -> Parser:
     command.add_argument("--why", action="store_true", help="say of each step that must run what changed")
     run_flags(add("run", "run:run", "run a step, a list of steps or a pipeline", epilog=_RUN_EPILOG))
     _history(add)
-    command = add("artifacts", "artifacts:list_artifacts", "list, show, trace, compare, verify, add, export artifacts")
+    command = add("artifacts", "artifacts:list_artifacts", "list, show, trace, verify, add, export artifacts")
     command.set_defaults(type=None, name=None, home=None, as_json=False)
     _artifacts(add, command.add_subparsers(title="commands", dest="artifact_command", metavar="COMMAND"))
     _publish(add("publish", "artifacts:publish", "write a model card and upload a model to the Hugging Face hub"))
@@ -187,17 +186,14 @@ def _history(add: Callable[..., Parser]) -> None:
         command.add_argument("run", metavar="RUN", nargs=count, default="latest", help="a run's id, name, or `latest`")
         if name == "watch":
             command.add_argument("--once", action="store_true", help="print one look at it and end")
-            command.add_argument("--samples", action="store_true", help="with its latest samples (key: s)")
-            _home(command)
+            command.add_argument("--samples", action="store_true", help="with its latest samples")
+            _stored(command, as_json=False)
             continue
         if name == "logs":
             command.add_argument("-f", "--follow", action="store_true", help="keep printing until the run ends")
         elif name == "report":
             command.add_argument("others", metavar="RUN", nargs="*", help="more runs: a comparison of all of them")
         _stored(command)
-    command = add("index", "history:index", "write one page with every run and artifact, and print where it is")
-    command.add_argument("--out", metavar="FILE", help="where to (default: index.html in the home)")
-    _stored(command)
 
 
 def _artifacts(add: Callable[..., Parser], into: Any) -> None:
@@ -241,7 +237,7 @@ def _environments(add: Callable[..., Parser], into: Any) -> None:
     _json(add("list", "environments:list_environments", "list the environments", into))
     show = add("show", "environments:show_environment", shown, into)
     verify = add("verify", "environments:verify_rollouts", graded, into)
-    serve = add("serve", "environments:serve_environment", "serve one over HTTP with NeMo-Gym's endpoints", into)
+    serve = add("serve", "environments:serve_environment", "serve one over HTTP as NeMo-Gym's are", into)
     for command in (show, verify, serve):
         command.add_argument("environment", metavar="NAME", help="environment or agent")
         _json(command)
@@ -252,24 +248,17 @@ def _environments(add: Callable[..., Parser], into: Any) -> None:
         command.add_argument("--judge", metavar="[ROLE=]URL", help=judge, **_MANY)
         command.add_argument("--judge-model", metavar="NAME", help="its model (default: the first that it lists)")
         command.add_argument("--judge-key", metavar="VARIABLE", help="environment variable with its API key")
-    verify.add_argument("--rows", metavar="FILE", help="the input rows, for fields that the rollouts lack")
     close = "rewards this close are the same (default: 1e-6)"
     verify.add_argument("--tolerance", type=float, default=1e-6, metavar="X", help=close)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     serve.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
-    serve.add_argument("--model-url", metavar="URL", help="model server (…/v1) that /run samples from")
-    group = "rollouts of a prompt that an environment judges together"
-    serve.add_argument("--group-size", type=int, metavar="N", help=group)
 
 
-def _stored(command: Parser) -> None:
-    _home(command)
-    _json(command)
-
-
-def _home(command: Parser) -> None:
+def _stored(command: Parser, *, as_json: bool = True) -> None:
     where = "where runs and artifacts are (default: STEPS_HOME or .steps)"
     command.add_argument("--home", metavar="DIR|URL", help=where)
+    if as_json:
+        _json(command)
 
 
 def _json(command: Parser) -> None:

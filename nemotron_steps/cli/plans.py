@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.artifacts.models import made_by
-from nemotron_steps.cli.errors import typed
+from nemotron_steps.cli.errors import called
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.config.secrets import redact, redact_text
 from nemotron_steps.resolver.plan import StepOutput
@@ -56,8 +56,7 @@ def show_plan(found: Plan, request: RunRequest, out: Terminal, *, why: bool = Fa
     by_code = [step.key for step in found.steps if step.changes is not None and step.changes.code]
     if by_code:
         accept = " ".join(f"--accept {shlex.quote(key)}" for key in by_code)
-        same = None if typed[0].words[:1] in ((), ("plan",)) else typed[0].with_change(accept, None)
-        command = same or typed[0].hint(f"steps run {request.redacted().typed} {accept}")
+        command = called(f"steps run {request.redacted().typed} {accept}")
         note = out.style("note:", "yellow")
         out.print(f"  {note} only code changed since; to take what is there as it is:")
         out.print(f"    {out.style(printable(redact_text(command)), 'cyan')}")
@@ -123,11 +122,10 @@ def show_unfilled(found: Plan, out: Terminal) -> None:
         wanted = f": {problem.expected}" if problem.expected else ""
         out.print(f"  {out.style('○', 'yellow')} {printable(redact_text(problem.what + wanted))}")
         for hint in problem.hints[:2]:
-            out.print(f"      {out.style(printable(redact_text(typed[0].hint(hint))), 'cyan')}")
+            out.print(f"      {out.style(printable(redact_text(called(hint))), 'cyan')}")
 
 
 def _show_memory(step: PlannedStep, out: Terminal) -> None:
-    """Of a step that trains something, or whose model writes chats."""
     memory = step.memory if step.memory is not None and (step.memory.batch or step.memory.devices) else None
     if memory is None and not step.turn_ends:
         return
@@ -153,7 +151,6 @@ def _show_memory(step: PlannedStep, out: Terminal) -> None:
 
 
 def _batch(batch: BatchArithmetic) -> str:
-    """From prompts to micro-batches, in words."""
     parts = []
     if batch.rollouts is not None:
         parts.append(f"{batch.prompts:,} prompts × {batch.group:,} = {batch.rollouts:,} rollouts")

@@ -1,8 +1,5 @@
-"""`nemotron super3 ...` and `nemotron nano3 ...`: the public recipes' own commands, each a step with its config.
-
-`nemotron super3 rl rlvr ARGUMENTS` is `steps run rl/nemo_rl/rlvr -c rlvr1 ARGUMENTS`: the same flags, overrides and
-passthrough. Names of configs are the recipe's; where it has one of another name here, CONFIGS says which.
-"""
+"""`nemotron super3 ...` and `nemotron nano3 ...`: the public recipes' own commands, each `steps run` of a step with its
+config, whose name may be another one here."""
 
 import argparse
 import re
@@ -85,8 +82,7 @@ _GROUPS = {
 
 
 def parsed(args: Sequence[str]) -> tuple[argparse.Namespace | None, list[str], str]:
-    """The arguments of `nemotron` as those of `steps run` (None where help was printed instead), flags that no parser
-    knows, and the command that was found. UsageError if there is none, or it takes no such argument."""
+    """Arguments of `nemotron` as those of `steps run` (None: help was printed), unknown flags, the command."""
     path: tuple[str, ...] = ()
     for word in args:
         if (*path, word) not in COMMANDS and (*path, word) not in _GROUPS:
@@ -122,7 +118,6 @@ def parsed(args: Sequence[str]) -> tuple[argparse.Namespace | None, list[str], s
 
 
 def _settle(namespace: argparse.Namespace, recipe: Recipe, path: tuple[str, ...], prog: str) -> None:
-    """Make what was parsed a request of `steps run`."""
     for word in namespace.words:
         if "=" not in word and not word.startswith(("~", "+")):
             below = [name for name in _children(path) if name == word]
@@ -163,23 +158,12 @@ def _settle(namespace: argparse.Namespace, recipe: Recipe, path: tuple[str, ...]
     namespace.words = [recipe.target, *namespace.words]
 
 
-def spelled(group: str, step: str, config: str) -> str | None:
-    """The command of a recipe (`super3`, `nano3`) that runs a step with a config; None if it has none."""
-    for path, recipe in sorted(COMMANDS.items(), key=lambda each: config not in each[1].configs.values()):
-        name = {ours: theirs for theirs, ours in recipe.configs.items()}.get(config, config)
-        if path[0] == group and recipe.target == step and (not recipe.only or name in recipe.only):
-            chosen = () if config == recipe.config and not recipe.stages else ("-c", name)
-            return " ".join(("nemotron", *path, *chosen))
-    return None
-
-
 def _children(path: tuple[str, ...]) -> list[str]:
     every = [*COMMANDS, *_GROUPS]
     return list(dict.fromkeys(each[len(path)] for each in every if len(each) > len(path) and each[: len(path)] == path))
 
 
 def _below(path: tuple[str, ...]) -> str:
-    """The commands below one, a line each."""
     lines = []
     for name in _children(path):
         each = (*path, name)

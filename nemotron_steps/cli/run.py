@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.cli.errors import print_json, typed
+from nemotron_steps.cli.errors import error_fields, print_json
 from nemotron_steps.cli.parser import request_of
 from nemotron_steps.cli.plans import plan_fields, show_needs, show_plan, show_unfilled
 from nemotron_steps.cli.terminal import Terminal, duration, number
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from nemotron_steps.runs.run_folder import RunInfo
 
 _COLORS = {"good": "green", "bad": "red", "same": "dim"}
-"""Of a change."""
 
 
 def plan(args: argparse.Namespace) -> int:
@@ -115,7 +114,6 @@ def _refuse_accept(args: argparse.Namespace, *, forgets: bool) -> None:
 
 
 def _dry_run(args: argparse.Namespace, session: Session, request: RunRequest) -> int:
-    """`steps run --dry-run`, redacted. Inputs that are not given, or not here, are not a mistake yet."""
     import yaml
 
     from nemotron_steps.config.profiles import NoImageError
@@ -135,7 +133,7 @@ def _dry_run(args: argparse.Namespace, session: Session, request: RunRequest) ->
     if args.as_json:
         fields = plan_fields(found)
         fields["configs"] = configs
-        fields["unfilled"] = [typed[0].fields(problem) for problem in found.unfilled]
+        fields["unfilled"] = [error_fields(problem) for problem in found.unfilled]
         fields["profile"] = None if profile is None else {"name": request.profile, **profile.shown()}
         return print_json(fields)
     out = Terminal.of()
@@ -153,7 +151,6 @@ def _dry_run(args: argparse.Namespace, session: Session, request: RunRequest) ->
 
 
 def _submit(args: argparse.Namespace, session: Session, request: RunRequest, profile: Profile) -> int:
-    """Submit the run; with `-r` follow its log to the end, with `-b` return at once."""
     out = Terminal.of()
     attached, as_json = args.batch is None, args.as_json
     info, profile = submit(
@@ -208,21 +205,17 @@ def shown(request: RunRequest, out: Terminal | None, found: Plan) -> Iterator[Li
     if out is None:
         yield None
         return
-    from nemotron_steps.cli.watch import open_display
+    from nemotron_steps.cli.watch import LineDisplay
 
     show_plan(found, request, out)
     out.print()
-    display = open_display(out, found)
+    display = LineDisplay(out)
 
-    def draw(record: Record) -> None:
+    def say(record: Record) -> None:
         with suppress(OSError):  # a terminal that is gone, a full disk: the run goes on
             display(record)
 
-    try:
-        yield draw
-    finally:
-        with suppress(OSError):
-            display.close()
+    yield say
 
 
 @contextmanager

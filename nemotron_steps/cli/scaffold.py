@@ -1,8 +1,5 @@
-"""`steps new KIND NAME`: a package one can install, with a step, environment, executor, type or pipeline that works.
-
-What it writes is small and real, and its test is one line of the conformance kit (`nemotron_steps.testing`): green as
-it is, and red when a change breaks a rule. The files are templates/KIND/*.tmpl, with `@field@` for what differs.
-"""
+"""`steps new KIND NAME`: a package one can install, with a step, environment, executor, type or pipeline that works, of
+templates/KIND/*.tmpl, with `@field@` for what differs."""
 
 from __future__ import annotations
 
@@ -10,14 +7,12 @@ import keyword
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.errors import RequestError
-from nemotron_steps.manifest.index import load_index
 from nemotron_steps.session.jobs import shown_path
 from nemotron_steps.session.run_request import UsageError
 
@@ -40,25 +35,16 @@ _PLACES = {
     "test.py": "tests/test_@module@.py",
     "rows.jsonl": "tests/@module@_rows.jsonl",
 }
-"""Template → path in the package."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What `steps new` can write: a command to paste once it is installed, and what announces it."""
-
-    try_it: str
-    group: str = _PACKS
-    suffix: str = ""
-
-
-KINDS: Mapping[str, Kind] = {
-    "step": Kind("steps run @name@ --input rows=FILE.jsonl", suffix="Config"),
-    "environment": Kind("steps env show @name@", "nemotron_steps.environments"),
-    "executor": Kind("steps run STEP -b PROFILE   # of env.toml, with executor = '@name@'", "nemotron_steps.executors"),
-    "type": Kind("steps artifacts add PATH --type @name@"),
-    "pipeline": Kind("steps plan @name@ -c tiny"),
+KINDS: Mapping[str, tuple[str, str]] = {
+    "step": ("steps run @name@ --input rows=FILE.jsonl", _PACKS),
+    "environment": ("steps env show @name@", "nemotron_steps.environments"),
+    "executor": ("steps run STEP -b PROFILE   # of env.toml, with executor = '@name@'", "nemotron_steps.executors"),
+    "type": ("steps artifacts add PATH --type @name@", _PACKS),
+    "pipeline": ("steps plan @name@ -c tiny", _PACKS),
 }
+"""What `steps new` can write: a command to paste once it is installed, and the entry points that announce it."""
 
 
 def new(args: argparse.Namespace) -> int:
@@ -82,12 +68,11 @@ def new(args: argparse.Namespace) -> int:
         )
     if kind != "step" and not _NAME.fullmatch(name):
         raise RequestError(
-            f"'{name}' cannot name {_a(kind)}",
+            f"'{name}' cannot name this {kind}",
             expected="lower-case letters, digits and _",
             hints=(f"steps new {kind} {_identifier(name)}",),
         )
     root = Path(args.into or "steps_pack")
-    _require_free(kind, name, root)
     written = write(root, kind, name)
     if args.as_json:
         return print_json({kind: name, "pack": str(root), "files": [str(path) for path in written]})
@@ -101,44 +86,12 @@ def new(args: argparse.Namespace) -> int:
         f"pip install -e '{install}[test]'": f"   # makes the {kind} known everywhere",
         f"pytest {place}": "   # runs its checks",
         **({f"steps show {name}": ""} if kind == "step" else {}),
-        _filled(KINDS[kind].try_it, _fields(kind, name, root)): "",
+        _filled(KINDS[kind][0], _fields(kind, name, root)): "",
     }
     out.print()
     for command, comment in commands.items():
         out.print(f"  {out.style(command, 'cyan')}{out.style(comment, 'dim')}")
     return 0
-
-
-def _a(kind: str) -> str:
-    return f"{'an' if kind[0] in 'aeio' else 'a'} {kind}"
-
-
-def _require_free(kind: str, name: str, root: Path) -> None:
-    """Refuse a name that something else has already."""
-    where = None
-    if kind == "environment":
-        from nemotron_steps.environments.registry import BUILT_IN
-
-        where = BUILT_IN.get(name)
-    elif kind == "executor":
-        from nemotron_steps.runs.executors.base import executor_names
-
-        where = "an installed executor" if name in executor_names() else None
-    else:
-        index = load_index()
-        taken = {
-            "step": {row.id: row.file for row in index.steps},
-            "pipeline": {row.name: row.file for row in index.pipelines},
-            "type": {each: declared.where for each, declared in index.types.types.items()},
-        }
-        where = taken[kind].get(name)
-    if where is not None and root.resolve() not in Path(where).resolve().parents:
-        raise RequestError(
-            f"there is {_a(kind)} '{name}' already",
-            where=where,
-            expected="a name of its own",
-            hints=(f"steps new {kind} {name}_mine",),
-        )
 
 
 def write(root: Path, kind: str, name: str) -> list[Path]:
@@ -164,7 +117,7 @@ def write(root: Path, kind: str, name: str) -> list[Path]:
             text = template.read_text("utf-8") if template is not None else '"""A pack."""\n'
             path.write_text(_filled(text, fields), encoding="utf-8")
             written.append(path)
-    group, package = KINDS[kind].group, fields["package"]
+    group, package = KINDS[kind][1], fields["package"]
     point = (package, f"{package}:pack")
     if group != _PACKS:
         point = (name, f"{package}.{fields['module']}:{fields['class_name']}")
@@ -190,12 +143,13 @@ def with_entry_point(text: str, group: str, name: str, value: str) -> str:
 def _fields(kind: str, name: str, root: Path) -> dict[str, str]:
     package = _identifier(root.resolve().name)
     module = _identifier(name.rsplit("/", 1)[-1])
+    suffix = "Config" if kind == "step" else ""
     return {
         "name": name,
         "step_id": name,
         "package": package,
         "module": module,
-        "class_name": _importable("".join(map(str.capitalize, module.split("_"))) + KINDS[kind].suffix),
+        "class_name": _importable("".join(map(str.capitalize, module.split("_"))) + suffix),
         "category": name.split("/", 1)[0] if "/" in name else "data_prep",
         "distribution": package.replace("_", "-"),
     }

@@ -1,8 +1,5 @@
-"""Plain text with colour, fitted to the terminal: styles, tables, trees.
-
-Colour is used on a terminal that wants it (NO_COLOR, FORCE_COLOR and TERM=dumb are honoured). Text that goes to a
-pipe is never cut short.
-"""
+"""Plain text with colour, fitted to the terminal (NO_COLOR, FORCE_COLOR and TERM=dumb are honoured): styles, tables,
+trees. Text that goes to a pipe is never cut short."""
 
 from __future__ import annotations
 
@@ -19,9 +16,6 @@ from nemotron_steps.runs import log_format
 
 _CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
-_ASCII = {"→": "->", "├── ": "|-- ", "└── ": "`-- ", "│   ": "|   ", "…": "...", "·": "-", "✓": "ok", "✗": "x"}
-_ASCII |= {"●": "*", "○": "o", "▲": "!", "−": "-"}
-"""What a terminal without UTF-8 gets instead."""
 
 
 @dataclass
@@ -32,7 +26,6 @@ class Terminal:
     color: bool
     width: int | None
     """Columns to fit into; None for a pipe: no limit."""
-    unicode: bool = True
 
     @staticmethod
     def of(stream: TextIO | None = None) -> Terminal:
@@ -41,12 +34,12 @@ class Terminal:
         tty = out.isatty()
         forced = bool(os.environ.get("FORCE_COLOR"))
         plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-        encoding = (getattr(out, "encoding", None) or "ascii").lower().replace("-", "")
+        if hasattr(out, "reconfigure"):  # a terminal of another encoding shows ? for what it lacks
+            out.reconfigure(errors="replace")
         return Terminal(
             out,
             color=(tty or forced) and not plain,
             width=shutil.get_terminal_size((100, 24)).columns if tty else None,
-            unicode=encoding.startswith("utf"),
         )
 
     def style(self, text: str, *names: str) -> str:
@@ -57,18 +50,12 @@ class Terminal:
 
     def print(self, text: str = "") -> None:
         """Write one or more lines."""
-        if not self.unicode:
-            for mark, ascii_mark in _ASCII.items():
-                text = text.replace(mark, ascii_mark)
-            text = text.encode("ascii", "replace").decode("ascii")
         self.stream.write(text + "\n")
 
     def table(
         self, rows: Iterable[Sequence[str]], *, indent: int = 0, flexible: int = -1, below: int | None = None
     ) -> None:
-        """Aligned columns of cells of one line. The `flexible` column gives way (is cut with …) when the terminal is
-        too narrow, and at last the end of the line; with `below`, the last cell goes below its row instead, indented by
-        so much."""
+        """Aligned columns; `flexible` gives way on a narrow terminal, a wide last cell goes `below`, so far in."""
         cells = [list(row) for row in rows]
         if not cells:
             return

@@ -1,18 +1,12 @@
-"""A run in the terminal while it works: to `steps watch RUN` from any terminal by its files alone, and to `steps run`.
-
-Where `steps watch` has no terminal, what is new is printed as lines; with `--once`, a picture of this moment.
-"""
+"""A run in the terminal while it works: `steps watch RUN` by its files alone, and the lines of `steps run`."""
 
 from __future__ import annotations
 
 import json
-import select
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,34 +25,34 @@ if TYPE_CHECKING:
 
     from rich.live import Live
 
-    from nemotron_steps.resolver.plan import Plan
     from nemotron_steps.runs.context import Record
     from nemotron_steps.runs.run_folder import RunInfo
 
 _EVERY_S = 1.0
 _ROWS = {
-    "reward": ("reward/mean",),
-    "validation": ("validation/reward",),
-    "accuracy": ("accuracy",),
-    "KL": ("kl_penalty",),
-    "loss": ("loss",),
-    "val. loss": ("validation_loss",),
-    "entropy": ("entropy", "approx_entropy"),
-    "length": ("response_length/mean",),
-    "lag": ("policy_lag/mean",),
-    "mismatch": ("token_mult_prob_error",),
-    "grad norm": ("grad_norm",),
+    "reward": "reward/mean",
+    "validation": "validation/reward",
+    "accuracy": "accuracy",
+    "KL": "kl_penalty",
+    "loss": "loss",
+    "val. loss": "validation_loss",
+    "entropy": "entropy",
+    "entropy ≈": "approx_entropy",
+    "length": "response_length/mean",
+    "lag": "policy_lag/mean",
+    "mismatch": "token_mult_prob_error",
+    "grad norm": "grad_norm",
 }
-"""Label → the metrics it may be, the first that there is."""
 _SECONDS_BETWEEN_LINES = 5.0
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_STATES = {"step_started": "running", "step_waiting": "waiting", "step_finished": "ran", "step_failed": "failed"}
-"""What a record makes of its step."""
 _MARKS = {"ran": "✓", "cached": "✓", "reused": "✓", "running": "●", "failed": "✗"}
 
 
 def watch(args: argparse.Namespace) -> int:
     """`steps watch [RUN]`. Returns the exit code that the run ends with; 0 with --once and where the user leaves."""
+    from nemotron_steps.errors import WorkerLostError
+    from nemotron_steps.runs.launch import error_of
+
     store = Session(args.home).store
     drawn = sys.stdout.isatty() and not args.once
     view = JobView(store, args.run, *([] if drawn or args.once else [say_on_stderr]))
@@ -66,22 +60,27 @@ def watch(args: argparse.Namespace) -> int:
     folder = store.backend.scratch / "runs" / info.id
     follower, configs = Follower(folder), _RunConfigs(folder)
     out = Terminal.of()
+
+    def lines() -> list[str]:
+        return picture(info, follower, out, configs, samples=args.samples, view=view)
+
     if args.once:
         follower.look()
         if info.status in AT_WORK:
             view.ask(info)
-        for line in picture(info, follower, out, configs, samples=args.samples, view=view):
+        for line in lines():
             out.print(line if out.width is None else shorten(line, out.width))
         return 0
+    display = LineDisplay(out)
     try:
-        if drawn:
-            info = _draw(info, follower, out, configs, view, samples=args.samples)
-        else:
-            display = LineDisplay(out)
+        with _live(out, lines, auto_refresh=False) if drawn else nullcontext() as live:
             while True:
                 # Read after the state was: what was written meanwhile is not missed.
                 for record in follower.look():
-                    display(record)
+                    if live is None:
+                        display(record)
+                if live is not None:
+                    live.refresh()
                 if info.status not in AT_WORK:
                     break
                 time.sleep(_EVERY_S)
@@ -91,7 +90,15 @@ def watch(args: argparse.Namespace) -> int:
     if info.status in AT_WORK:
         out.print(f"{info.id} goes on: {out.style(f'steps watch {info.id}', 'cyan')}")
         return 0
-    return _ended(info, out)
+    status = out.style(info.status, COLORS.get(info.status, "dim"))
+    out.print(f"{out.style(info.id, 'bold')}  {status}")
+    failure = error_of(info)
+    if failure is not None:
+        render(failure, Terminal.of(sys.stderr))
+        return exit_code(failure)
+    for hint in advice(info, has_metrics=True):
+        out.print(f"  {out.style(hint, 'cyan')}")
+    return 0 if info.status == "done" else WorkerLostError.exit_code
 
 
 def picture(
@@ -101,7 +108,6 @@ def picture(
     configs: _RunConfigs,
     *,
     samples: bool = False,
-    curves: bool = True,
     view: JobView | None = None,
 ) -> list[str]:
     """The lines of one look at the run; of its job where there is a `view` of it."""
@@ -125,7 +131,7 @@ def picture(
     reported = [key for key in info.steps if key in follower.steps and follower.steps[key].curves]
     working = [key for key in reported if info.steps[key].get("state") == "running"]
     shown = (working or reported[-1:])[:1]
-    if curves and shown:
+    if shown:
         lines += ["", *_curves(follower.steps[shown[0]], out)]
     lines += _warnings(follower, out, configs)
     if samples and shown:
@@ -136,7 +142,7 @@ def picture(
 def _pace(seen: StepSeen, total: int | None) -> str:
     """`step 42/100  12.3 s a step  12 min 05 s left`."""
     if seen.index is None:
-        return printable(seen.progress)
+        return ""
     parts = [f"step {seen.index}/{total}" if total else f"step {seen.index}"]
     pace = seen.seconds_per_step
     if pace is not None:
@@ -148,10 +154,10 @@ def _pace(seen: StepSeen, total: int | None) -> str:
 
 def _curves(seen: StepSeen, out: Terminal) -> Iterator[str]:
     room = min((out.width or 100) - 30, 60)
-    for label, names in _ROWS.items():
-        values = next((seen.curves[name].values for name in names if name in seen.curves), [])
-        if values:
-            line = sparkline(values, room) if out.unicode else ""
+    for label, name in _ROWS.items():
+        if name in seen.curves:
+            values = seen.curves[name].values
+            line = sparkline(values, room)
             yield f"  {out.style(label.ljust(10), 'dim')} {number(values[-1]).rjust(10)}  {line}".rstrip()
 
 
@@ -192,15 +198,13 @@ def _samples(seen: StepSeen, out: Terminal) -> Iterator[str]:
 
 
 class _RunConfigs:
-    """The configs of a run's steps, by its plan or read once they are written, and what manifests advise."""
+    """The configs of a run's steps, read once they are written, and what manifests advise."""
 
-    def __init__(self, folder: Path, plan: Plan | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._advice: dict[tuple[str, str], str] = {}
         self._steps: dict[str, tuple[str, Mapping[str, Any]]] = {}
         """Step key → step id and config."""
-        if plan is not None:
-            self._steps = {step.key: (step.step_id, step.config) for step in plan.steps}
 
     def total(self, key: str) -> int | None:
         """`max_num_steps` of a step's config; None where it has none, or nothing is written yet."""
@@ -232,114 +236,34 @@ class _RunConfigs:
         return self._steps.get(key, ("", {}))
 
 
-def open_display(out: Terminal, plan: Plan) -> PictureDisplay | LineDisplay:
-    """The display for a terminal: a picture when it can redraw, lines otherwise."""
-    if out.stream.isatty() and out.unicode:
-        return PictureDisplay(out, plan)
-    return LineDisplay(out)
-
-
 class LineDisplay:
-    """Timestamped lines. Metrics and progress of a step are shown at most every few seconds, and at its end."""
+    """Timestamped lines, those of metrics and progress at most one every few seconds."""
 
     def __init__(self, out: Terminal) -> None:
         self._terminal = out
         self._last = 0.0
-        self._held: Record | None = None
 
     def __call__(self, record: Record) -> None:
-        """Print a record, or hold it back."""
-        kind = record["kind"]
+        """Print a record, unless it comes too soon, or is said at the run's end."""
+        kind, text = record["kind"], record_line(record)
         if kind in ("sample", "run_finished", "summary"):
-            return  # what the run achieved is said once, at its end
+            return
         if kind in ("metrics", "progress"):
-            if kind == "progress" and self._held is not None and self._held["kind"] == "metrics":
-                return
             now = time.monotonic()
             if now - self._last < _SECONDS_BETWEEN_LINES:
-                self._held = record
                 return
-            self._last, self._held = now, None
-        elif self._held is not None:  # it is older than this line, so it goes first
-            held, self._held = self._held, None
-            self._write(held)
-        self._write(record)
-
-    def close(self) -> None:
-        """Nothing is left on the screen to tidy."""
-        self._terminal.stream.flush()
-
-    def _write(self, record: Record) -> None:
-        text, step = record_line(record), record["step"]
-        if record["kind"] == "progress":
-            total = record["total"]
-            count = f" {number(record['completed'])}/{number(total)}" if total else ""
-            text = f"[{step}] {record['description']}{count}"
-        elif record["kind"] == "warning":
+            self._last = now
+        if kind == "progress":
+            count = f" {number(record['completed'])}/{number(record['total'])}" if record["total"] else ""
+            text = f"[{record['step']}] {record['description']}{count}"
+        elif kind == "warning":
             text = f"▲ {record['text']}"
-        elif record["kind"] == "metrics" and (numbers := headline(record["values"])):
-            text = f"[{step}] step {record['index']}: {numbers}"
+        elif kind == "metrics" and (numbers := headline(record["values"])):
+            text = f"[{record['step']}] step {record['index']}: {numbers}"
         if text is not None:
             stamp = time.strftime("%H:%M:%S", time.localtime(record["time"]))
             self._terminal.print(f"{stamp} {printable(text)}")
             self._terminal.stream.flush()
-
-
-class PictureDisplay:
-    """The picture of a run of this process, redrawn as it works. Its steps and warnings stay on the screen."""
-
-    def __init__(self, out: Terminal, plan: Plan) -> None:
-        from nemotron_steps.runs.run_folder import RunInfo
-
-        steps = {step.key: {"state": "pending"} for step in plan.steps}
-        self._info = RunInfo("", name=plan.name, steps=steps, created=time.time())
-        self._out, self._seen, self._configs = out, Follower(), _RunConfigs(Path(), plan)
-        self._lock = threading.Lock()  # it is drawn by a thread of rich's
-        self._live = _live(out, self._lines, refresh_per_second=4)
-        self._live.start()
-
-    def __call__(self, record: Record) -> None:
-        """Take over what the run recorded."""
-        with self._lock:
-            self._seen.apply(record)
-            kind, step = record["kind"], self._info.steps.get(record["step"], {})
-            if kind == "run_started":
-                self._info = replace(self._info, id=record["run"])
-            elif kind == "step_cached":
-                step["state"] = "cached" if record["reason"] == "cached" else "reused"
-            elif kind in _STATES:
-                step.update(state=_STATES[kind], seconds=record.get("seconds"))
-
-    def close(self) -> None:
-        """Leave what became of each step."""
-        self._live.stop()
-        self._out.print("\n".join(self._lines(curves=False)[1:]))
-
-    def _lines(self, *, curves: bool = True) -> list[str]:
-        with self._lock:
-            return picture(self._info, self._seen, self._out, self._configs, curves=curves)
-
-
-def _draw(
-    info: RunInfo, follower: Follower, out: Terminal, configs: _RunConfigs, view: JobView, *, samples: bool
-) -> RunInfo:
-    """Redraw once a second until the run ends or the user leaves."""
-    keys = ["", out.style("s samples   q leave, the run goes on", "dim")]
-
-    def lines() -> list[str]:
-        return picture(info, follower, out, configs, samples=samples, view=view) + keys
-
-    with _live(out, lines, auto_refresh=False) as live, _keys() as pressed:
-        while True:
-            follower.look()
-            live.refresh()
-            if info.status not in AT_WORK:
-                return info
-            key = pressed(_EVERY_S)
-            samples = samples != (key == "s")
-            if key == "q":
-                return info
-            info = view.now(info)
 
 
 def _live(out: Terminal, lines: Callable[[], list[str]], **options: Any) -> Live:
@@ -355,36 +279,3 @@ def _live(out: Terminal, lines: Callable[[], list[str]], **options: Any) -> Live
         return Text.from_ansi("\n".join(shorten(line, console.width) for line in lines()[: console.height]))
 
     return Live(console=console, get_renderable=drawn, transient=True, **options)
-
-
-@contextmanager
-def _keys() -> Iterator[Callable[[float], str]]:
-    """A function that waits so many seconds for a key and returns it, "" for none."""
-    if not sys.stdin.isatty():
-        yield lambda seconds: "".join(select.select([], [], [], seconds)[0])
-        return
-    import termios
-    import tty
-
-    before = termios.tcgetattr(sys.stdin)
-    tty.setcbreak(sys.stdin)
-    try:
-        yield lambda seconds: sys.stdin.read(1) if select.select([sys.stdin], [], [], seconds)[0] else ""
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-
-def _ended(info: RunInfo, out: Terminal) -> int:
-    """Say how the run ended; the exit code it means."""
-    from nemotron_steps.errors import WorkerLostError
-    from nemotron_steps.runs.launch import error_of
-
-    status = out.style(info.status, COLORS.get(info.status, "dim"))
-    out.print(f"{out.style(info.id, 'bold')}  {status}")
-    failure = error_of(info)
-    if failure is not None:
-        render(failure, Terminal.of(sys.stderr))
-        return exit_code(failure)
-    for hint in advice(info, has_metrics=True):
-        out.print(f"  {out.style(hint, 'cyan')}")
-    return 0 if info.status == "done" else WorkerLostError.exit_code

@@ -6,7 +6,7 @@ and a module in models/families/, or a row alone where it is like one that is th
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -97,8 +97,7 @@ def pattern_of(
 
 
 def time_step_limit(config: Mapping[str, Any]) -> tuple[float, float]:
-    """Least and greatest time step of Mamba-2, after softplus; 0 and infinity where nothing bounds them. KeyError,
-    TypeError, ValueError or OverflowError where it is not two numbers."""
+    """Least and greatest time step of Mamba-2, after softplus; 0 and infinity where nothing bounds them."""
     stated = config.get("mamba_dt_limit") or config.get("time_step_limit") or (0.0, math.inf)
     # transformers 5 writes infinity as {"__float__": "Infinity"}, JSON having none.
     least, most = (float(value["__float__"] if isinstance(value, Mapping) else value) for value in stated)
@@ -112,8 +111,10 @@ def bounds_time_steps(limit: tuple[float, float]) -> bool:
 
 # -- sizes
 
-_COUNTS = {
+_SIZES = {
     "": ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
+    "dense": ("intermediate_size",),
+    "mixture": ("num_local_experts", "num_experts", "num_experts_per_tok", "moe_intermediate_size"),
     "M": ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel", "chunk_size"),
     "E": (
         "n_routed_experts",
@@ -122,12 +123,7 @@ _COUNTS = {
         "moe_shared_expert_intermediate_size",
     ),
 }
-"""Letter of a layer → the sizes that it needs; those of kinds that a model has no layer of may say anything."""
-_COUNTS_OF_KINDS = {
-    "dense": ("intermediate_size",),
-    "mixture": ("num_local_experts", "num_experts", "num_experts_per_tok", "moe_intermediate_size"),
-}
-"""Kind of a family whose layers are all equal → the sizes that they need beside those of every model."""
+"""Kind of a family, or letter of a layer → sizes that it needs; those that a model has no part for may be anything."""
 _LISTED = ("num_hidden_layers", "num_local_experts", "num_experts", "n_routed_experts")
 LARGEST = 2**31 - 1
 """More than any size of a model."""
@@ -136,38 +132,25 @@ LISTED = 2**14
 
 
 def misdescribed(shape: Mapping[str, Any], kind: str) -> Iterator[tuple[str, str, str]]:
-    """What no model can be: what is wrong, what would be right, what is there.
-
-    Args:
-        shape: keys of its config.json, or as many as are recorded of a checkpoint.
-        kind: of its family (config/families.py).
-    """
-    if kind != "hybrid":
-        yield from _miscounted(shape, (*_COUNTS[""], *_COUNTS_OF_KINDS[kind]))
-        tied = shape.get("tie_word_embeddings")
-        if not isinstance(tied, bool | None):
-            yield "a tie_word_embeddings that is not true or false", "true or false", json.dumps(tied)[:40]
-        return
-    pattern, layers = pattern_of(shape), shape.get("num_hidden_layers")
-    if UNKNOWN in pattern:
-        kinds = ", ".join(f"{letter} {kind}" for letter, kind in KINDS.items())
-        stated = shape.get("layers_block_type")
-        yield "layers of a kind that does not exist", kinds, str(stated or shape.get("hybrid_override_pattern"))
-    elif pattern and type(layers) is int and layers != len(pattern):
-        yield (
-            "a layer pattern of another length than num_hidden_layers",
-            f"{layers} layers",
-            f"{len(pattern)}: {pattern}",
-        )
-    yield from _miscounted(shape, [key for letter, keys in _COUNTS.items() if letter in pattern for key in keys])
-
-
-def _miscounted(shape: Mapping[str, Any], keys: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    for key in keys:
-        value, most = shape.get(key), LISTED if key in _LISTED else LARGEST
-        if value is not None and (type(value) is not int or not 0 < value <= most):
-            yield (
-                f"{'an' if key.startswith(('n_', 'i')) else 'a'} {key} that is not a count",
-                f"a whole number from 1 to {most}",
-                json.dumps(value)[:40],
-            )
+    """What no model of a kind can be, of its config.json's keys: what is wrong, what would be right, what is there."""
+    parts = ["", kind]
+    if kind == "hybrid":
+        pattern, layers = pattern_of(shape), shape.get("num_hidden_layers")
+        parts = ["", *(letter for letter in "ME" if letter in pattern)]
+        if UNKNOWN in pattern:
+            kinds = ", ".join(f"{letter} {kind}" for letter, kind in KINDS.items())
+            stated = shape.get("layers_block_type")
+            yield "layers of a kind that does not exist", kinds, str(stated or shape.get("hybrid_override_pattern"))
+        elif pattern and type(layers) is int and layers != len(pattern):
+            what = "a layer pattern of another length than num_hidden_layers"
+            yield what, f"{layers} layers", f"{len(pattern)}: {pattern}"
+    for part in parts:
+        for key in _SIZES[part]:
+            value, most = shape.get(key), LISTED if key in _LISTED else LARGEST
+            if value is not None and (type(value) is not int or not 0 < value <= most):
+                article = "an" if key.startswith(("n_", "i")) else "a"
+                what = f"{article} {key} that is not a count"
+                yield what, f"a whole number from 1 to {most}", json.dumps(value)[:40]
+    tied = shape.get("tie_word_embeddings")
+    if not isinstance(tied, bool | None):
+        yield "a tie_word_embeddings that is not true or false", "true or false", json.dumps(tied)[:40]

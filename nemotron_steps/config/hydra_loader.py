@@ -1,21 +1,18 @@
-"""Hydra's defaults lists and override grammar, without its global state and without its own job settings.
+"""Hydra's defaults lists and override grammar, without its global state and its own job settings.
 
 `hydra.compose` goes through a process-wide singleton and merges Hydra's launcher, sweeper and logging configs into
-every composition, which costs more than everything else a dry run does. This module calls the same parts beneath
-it: the grammar, the defaults-list resolution and OmegaConf's merge. That they agree with `hydra.compose` is tested.
-
-Importing this module imports Hydra.
+every composition, which costs more than everything else a dry run does. This module calls the same parts beneath it,
+and knows the line of every key; that they agree with `hydra.compose` is tested. Importing it imports Hydra.
 """
 
-import json
+import os
 import posixpath
 import re
-import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
@@ -26,34 +23,103 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf._impl import select_node
+from omegaconf._utils import get_yaml_loader, split_key
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 
+from nemotron_steps.config.compose import (
+    ENVIRONMENT,
+    INPUTS_KEY,
+    RUN_KEY,
+    KeyPath,
+    Mount,
+    SearchPath,
+    first_file,
+    marked,
+    nodes,
+    origin_of,
+)
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.search import Mount, first_file
-from nemotron_steps.config.secrets import MASK, may_be_secret, shown_override
-from nemotron_steps.config.yaml_lines import KeyPath, load_yaml
-from nemotron_steps.errors import ConfigError, first_line
+from nemotron_steps.config.secrets import MASK, may_be_secret, note_variables, shown_override
+from nemotron_steps.errors import ConfigError, first_line, raise_problems
 
 _GRAMMAR = "https://hydra.cc/docs/1.3/advanced/override_grammar/basic"
+_MOST_VALUES = 100_000
+"""Values of a config with its aliases written out; the largest recipe has a few hundred."""
+_TOO_DEEP = re.compile(r"(?:[\[{]\s*){100}|^ {300}", re.MULTILINE)
+"""Nesting that overflows the stack of libyaml, which ends the process."""
 
-_ITEM = re.compile(r"(?:\[[^\]]*\]|\{[^}]*\}|[^,])+")
-"""An item of a list as it was typed: commas within its own brackets do not end it."""
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-@dataclass
-class Composition:
-    """A composed config before overrides: the merged node, `file:line` of the last config that set each key, the value
-    overrides left to apply (those that chose a config group are in `config` already), and every file that was read."""
+class _Loader(_Base):  # type: ignore[misc]
+    """PyYAML's safe loader with OmegaConf's scalar rules: `1e-6` is a number, a date a text."""
 
-    config: DictConfig
-    origins: dict[KeyPath, str]
-    overrides: list[Override]
-    files: tuple[Path, ...] = ()
+    yaml_implicit_resolvers = get_yaml_loader().yaml_implicit_resolvers
+
+
+def load_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int], str]:
+    """One config file: its mapping, the line (from 1) of each key path, and its text."""
+    lines: dict[KeyPath, int] = {}
+    try:
+        text = path.read_text(encoding="utf-8")
+        if _TOO_DEEP.search(text):
+            raise RecursionError
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return {}, {}, text
+            _note_lines(node, (), path, lines)
+            data = loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read config file: {error}", where=str(path)) from error
+    except RecursionError as error:
+        raise ConfigError("the file is nested too deeply, or an alias is inside of itself", where=str(path)) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        raise ConfigError(f"not valid YAML: {error.problem or error.context}", where=where) from error
+    # Those but the first are of scalars that are not what they begin like, `0x_`, or what their tag says, `!!int ""`.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, OverflowError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"not valid YAML: {error}", where=str(path)) from error
+    if not isinstance(data, dict):
+        raise ConfigError(
+            "a config file holds keys and values at its top level",
+            where=f"{path}:1",
+            expected="a mapping (`key: value`)",
+            found=type(data).__name__,
+        )
+    return data, lines, text
+
+
+def _note_lines(node: Any, at: KeyPath, path: Path, lines: dict[KeyPath, int]) -> None:
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            lines[*at, str(index)] = item.start_mark.line + 1
+            _note_lines(item, (*at, str(index)), path, lines)
+    for key_node, value_node in node.value if isinstance(node, yaml.MappingNode) else ():
+        if not isinstance(key_node, yaml.ScalarNode):
+            continue
+        child, line = (*at, key_node.value), key_node.start_mark.line + 1
+        if child in lines and key_node.tag != "tag:yaml.org,2002:merge":
+            what, found = f"key '{'.'.join(child)}' is written twice", f"first on line {lines[child]}"
+            raise ConfigError(what, where=f"{path}:{line}", found=found)
+        lines[child] = line
+        _note_lines(value_node, child, path, lines)
+    if len(lines) > _MOST_VALUES:
+        what = f"the file's aliases stand for too many values, more than {_MOST_VALUES:,}"
+        raise ConfigError(what, where=f"{path}:{node.start_mark.line + 1}")
 
 
 class MountRepository(ConfigRepository):
-    """Configs read from mounts. Each file is read once."""
+    """Configs read from mounts, as Hydra asks for them. Each file is read once."""
 
     def __init__(self, mounts: Sequence[Mount], home: str) -> None:
         """`home` is the group whose configs are global without saying so: the step's own."""
@@ -63,16 +129,9 @@ class MountRepository(ConfigRepository):
         self._loaded: dict[str, ConfigResult | None] = {}
         self.lines: dict[str, dict[KeyPath, int]] = {}
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """Every file read."""
-        return tuple(dict.fromkeys(Path(result.path) for result in self._loaded.values() if result is not None))
-
     def file(self, config_path: str) -> Path | None:
         """The file of a config name: the first mount that has it."""
         return first_file(self._mounts, config_path.removesuffix(".yaml").strip("/"))
-
-    # What Hydra asks of a repository.
 
     def initialize_sources(self, config_search_path: Any) -> None:
         """The mounts are fixed; Hydra's search path plays no part."""
@@ -80,7 +139,8 @@ class MountRepository(ConfigRepository):
     def load_config(self, config_path: str) -> ConfigResult | None:
         """The parsed file, its package header and its defaults list; None when no mount has it."""
         if config_path not in self._loaded:
-            self._loaded[config_path] = self._load(config_path)
+            file = self.file(config_path)
+            self._loaded[config_path] = None if file is None else self._load(config_path, file)
         return self._loaded[config_path]
 
     def group_exists(self, config_path: str) -> bool:
@@ -99,10 +159,7 @@ class MountRepository(ConfigRepository):
         folders = [mount.group(group) for mount in self._mounts]
         return [folder for folder in folders if folder is not None and folder.is_dir()]
 
-    def _load(self, config_path: str) -> ConfigResult | None:
-        file = self.file(config_path)
-        if file is None:
-            return None
+    def _load(self, config_path: str, file: Path) -> ConfigResult:
         data, lines, text = load_yaml(file)
         self.lines[config_path] = lines
         try:
@@ -133,6 +190,7 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Conf
         # What stands after `["hf_token", ` may be its value.
         of_secret = not value and may_be_secret(key.strip("+~-: ")) and not re.match(r"[^=]+=[^=]", text)
         shown = MASK if of_secret else shown_override(text)
+        key, equals, value = shown.partition("=")
         hints: tuple[str, ...] = ()
         what, expected = f"override '{shown}' has no key", "key=value, +key=value or ~key"
         if not text.startswith("="):  # Hydra takes it for one of the defaults list
@@ -141,13 +199,13 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Conf
             except HydraException as error:
                 # Hydra's reason quotes the value.
                 what = f"override '{shown}' does not parse" + (f": {first_line(error)}" if shown == text else "")
-                hints = (f"{_quoted(shown)}   # quotes special characters", f"the grammar: {_GRAMMAR}")
+                quoted = f"\"{key}='{value}'\"" if equals else f"'{shown}'"
+                hints = (f"{quoted}   # quotes special characters", f"the grammar: {_GRAMMAR}")
             else:
                 if not override.is_sweep_override():
                     parsed.append(override)
                     continue
                 what, expected = f"override '{shown}' is a sweep, and a run has one value a key", "one value"
-                key, _, value = shown.partition("=")
                 hints = (f"'{key}=[{value}]'   # a list", f"\"{key}='{value}'\"   # text with commas")
                 if re.fullmatch(r"\d{1,3}(,\d{3})+", value):
                     hints = (f"{key}={value.replace(',', '')}", *hints)
@@ -155,90 +213,155 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Conf
     return parsed, problems
 
 
-def compose_mounts(name: str | None, mounts: Sequence[Mount], home: str, overrides: Sequence[Override]) -> Composition:
-    """Resolve the defaults list of a config (None: an empty one) and merge it. Mounts go in order of precedence,
-    configs of the group `home` are global, and overrides that name a config group choose among its configs.
+def load_config(
+    config: str | None, overrides: Sequence[str], search: SearchPath, any_key: bool
+) -> tuple[dict[str, Any], Any, dict[KeyPath, str], str | None]:
+    """Find a config, merge its defaults list and apply overrides; those that name a config group choose among its
+    configs. `any_key`: they may set keys that no file mentions, without Hydra's `+`. Values with interpolations
+    resolved and without, what set each key, and the config's file."""
+    name, mounts = search.locate(config)
+    parsed, problems = parse_overrides(overrides)
+    tree, origins, file = OmegaConf.create({}), dict[KeyPath, str](), None
+    if name is not None:
+        repository = MountRepository(mounts, search.step)
+        tree, parsed = _merged(name, repository, parsed, origins)
+        file = str(repository.file(name))
+    for override in parsed:
+        problem = _apply(override, tree, origins, any_key)
+        problems += [] if problem is None else [problem]
+    unresolved = OmegaConf.to_container(tree, resolve=False)
+    note_variables(ENVIRONMENT.findall(str(unresolved)))
+    raise_problems(problems, f"the config of '{search.step}'")
+    return _resolve(tree, unresolved, origins), unresolved, origins, file
 
-    Raises:
-        ConfigError: a named config is missing, or its defaults list or values cannot be merged.
-    """
-    if name is None:
-        return Composition(OmegaConf.create({}), {}, list(overrides))
-    repository = MountRepository(mounts, home)
+
+def _merged(
+    name: str, repository: MountRepository, overrides: list[Override], origins: dict[KeyPath, str]
+) -> tuple[DictConfig, list[Override]]:
+    """A config with its bases, and the overrides that are left to apply."""
     version.setbase("1.3")
+    file = repository.file(name)
+    where = str(file) if file else None
+    config = OmegaConf.create({})
     try:
         resolved = create_defaults_list(
-            repo=repository,
-            config_name=name,
-            overrides_list=list(overrides),
-            prepend_hydra=False,
-            skip_missing=False,
+            repo=repository, config_name=name, overrides_list=overrides, prepend_hydra=False, skip_missing=False
         )
-        config = OmegaConf.create({})
-        origins: dict[KeyPath, str] = {}
         for default in resolved.defaults:
             config_path = default.config_path or ""
             result = repository.load_config(config_path)
             assert result is not None, f"the defaults list was resolved but {config_path} has no file"
             config.merge_with(ConfigLoaderImpl._embed_result_config(result, default.package).config)
             prefix = tuple(default.package.split(".")) if default.package else ()
-            _record(origins, prefix, repository.lines[config_path], result.path)
+            for path, line in repository.lines[config_path].items():
+                if path[-1] == "0":  # a list replaces the one below it
+                    _forget(origins, prefix + path[:-1], below=True)
+                if path[0] != "defaults":
+                    origins[prefix + path] = f"{result.path}:{line}"
     except RecursionError as error:
-        raise ConfigError(f"the defaults lists of '{name}' go in a circle", where=str(repository.file(name))) from error
+        raise ConfigError(f"the defaults lists of '{name}' go in a circle", where=where) from error
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        file = repository.file(name)
         if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-            raise _missing_base(name, repository, str(error.missing_cfg_file)) from error
-        lines = [line for line in str(error).strip().splitlines() if line.strip()]
-        raise ConfigError(
-            f"config '{name}' does not compose: {lines[0].strip() if lines else type(error).__name__}",
-            where=str(file) if file else None,
-            found="; ".join(line.strip() for line in lines[1:4]) or None,
-        ) from error
-    return Composition(config, origins, list(resolved.config_overrides), repository.files)
+            group, _, asked = posixpath.normpath(str(error.missing_cfg_file)).rpartition("/")
+            what = f"the defaults of '{name}' name a config that does not exist: '{error.missing_cfg_file}'"
+            there = ", ".join(repository.get_group_options(group))
+            raise ConfigError(what, where=where, expected=there or None, found=asked) from error
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        what = f"config '{name}' does not compose: {lines[0]}"
+        raise ConfigError(what, where=where, found="; ".join(lines[1:4]) or None) from error
+    return config, list(resolved.config_overrides)
 
 
-def _missing_base(name: str, repository: MountRepository, missing: str) -> ConfigError:
-    """The error for a defaults list that names a config nobody has."""
-    group, _, asked = posixpath.normpath(missing).rpartition("/")
-    file = repository.file(name)
-    there = sorted({*repository.get_group_options(group)} - {file.stem if file is not None else ""})
-    own = group == name.rpartition("/")[0]
-    return ConfigError(
-        f"the defaults of '{name.removesuffix('.file')}' name a config that does not exist: '{missing}'",
-        where=str(file) if file else None,
-        expected=", ".join(there) or None,
-        found=asked,
-        hints=tuple(f"defaults: [{close}]" for close in nearest(asked, there)) if own else (),
-    )
-
-
-def _record(origins: dict[KeyPath, str], prefix: KeyPath, lines: dict[KeyPath, int], file: str) -> None:
-    for path, line in lines.items():
-        if path[0] == "defaults":
-            continue
-        full = prefix + path
-        if path[-1] == "0":
-            # A list replaces the one below it: its old items' origins would be wrong.
-            for stale in [key for key in origins if key[: len(full) - 1] == full[:-1] and len(key) >= len(full)]:
-                del origins[stale]
-        origins[full] = f"{file}:{line}"
-
-
-def _quoted(text: str) -> str:
-    """A malformed override, quoted for the shell and for Hydra. A list stays one: only its items are quoted."""
-    key, equals, value = text.partition("=")
-    if equals and value.startswith("[") and value.endswith("]"):
-        items = (item.strip() for item in _ITEM.findall(value[1:-1]))
-        return shlex.quote(f"{key}=[{','.join(item if _parses(item) else json.dumps(item) for item in items)}]")
-    return f"\"{key}='{value}'\"" if equals else f"'{text}'"
-
-
-def _parses(item: str) -> bool:
+def _apply(override: Override, config: DictConfig, origins: dict[KeyPath, str], any_key: bool) -> ConfigError | None:
+    """Apply one override as Hydra does; what it cannot apply comes back as an error."""
+    key, text = override.key_or_group, override.input_line or ""
+    shown = shown_override(text)
+    where = f"override '{shown}'"
+    *above, last = path = tuple(split_key(key))
+    value = override.value()
+    if override.package is not None:
+        return ConfigError(f"'{key}' is not a config group", where=where, expected="key=value")
     try:
-        OverridesParser.create().parse_override(f"key=[{item}]")
-    except HydraException:
-        return False
-    return True
+        exists = select_node(config, key, throw_on_resolution_failure=False) is not None
+    except OmegaConfBaseException:  # something above it has no keys
+        exists = False
+    adds = override.is_add() or override.is_force_add()
+    try:
+        if override.is_delete():
+            if not exists:
+                return ConfigError(f"'{key}' is not set, so `~` cannot delete it", where=where)
+            current = OmegaConf.select(config, key, throw_on_missing=False)
+            if value is not None and value != current:
+                what = f"`~{key}` names another value than the config has"
+                return ConfigError(what, where=where, expected=str(current))
+            parent = OmegaConf.select(config, ".".join(above)) if above else config
+            with open_dict(config):
+                del parent[int(last) if last.isdigit() and OmegaConf.is_list(parent) else last]
+            _forget(origins, path)
+            return None
+        if not (exists or adds or any_key or path[0] in (INPUTS_KEY, RUN_KEY)):
+            candidates = {".".join(known) for known in origins}
+            close = nearest(key, candidates)
+            hints = (*(shown.replace(key, other, 1) for other in close), f"to add a new key: +{shown}")
+            return ConfigError(f"unknown key '{key}'", where=where, expected=" or ".join(close) or None, hints=hints)
+        if override.is_add() and exists and not isinstance(value, dict | list):
+            hints = (shown.removeprefix("+"), f"+{shown}")
+            return ConfigError(f"`+` adds a key, and '{key}' is already set", where=where, hints=hints)
+        with open_dict(config):
+            OmegaConf.update(config, key, value, merge=True, force_add=True)
+    except OmegaConfBaseException as error:
+        reason = f": {first_line(error)}" if shown == text else ""
+        return ConfigError(f"override '{shown}' cannot be applied{reason}", where=where)
+    if not isinstance(value, dict):
+        _forget(origins, path)
+    origins.update((below, where) for below, _ in nodes(value, path))
+    return None
+
+
+def _forget(origins: dict[KeyPath, str], path: KeyPath, *, below: bool = False) -> None:
+    for stale in [known for known in origins if known[: len(path)] == path and len(known) >= len(path) + below]:
+        del origins[stale]
+
+
+def _resolve(config: DictConfig, unresolved: Any, origins: Mapping[KeyPath, str]) -> dict[str, Any]:
+    """Plain values with every interpolation resolved; every one that cannot be is named."""
+
+    def environment(name: str, *default: Any) -> str | None:
+        # An empty variable does not stand before the default, as in a shell's `${NAME:-DEFAULT}`; none is called "".
+        return oc.env(name if os.environ.get(name) or not default else "", *default)
+
+    OmegaConf.register_new_resolver("oc.env", environment, replace=True)
+    OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)  # NeMo-RL's files multiply sizes with it
+    OmegaConf.register_new_resolver("art", marked, replace=True)
+    try:
+        values = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException:
+        raise_problems([*_broken(config, unresolved, origins)], "the interpolations")
+        raise
+    assert isinstance(values, dict)
+    problems = []
+    for path, value in nodes(values):
+        if value == "???":
+            key, where = ".".join(path), origin_of(origins, path)
+            what = f"'{key}' must be given a value"
+            problems.append(ConfigError(what, where=where, found="???", hints=(f"{key}=VALUE",)))
+    raise_problems(problems, "the config")
+    return {str(key): value for key, value in values.items()}
+
+
+def _broken(config: DictConfig, unresolved: Any, origins: Mapping[KeyPath, str]) -> Iterator[ConfigError]:
+    """The interpolations that do not resolve."""
+    for path, text in nodes(unresolved):
+        key = ".".join(path)
+        try:
+            if isinstance(text, str) and "${" in text:
+                OmegaConf.select(config, key)
+        except OmegaConfBaseException as error:
+            reason, hints = first_line(error), [f"{key}=VALUE"]
+            if unset := re.search(r"Environment variable '(\w+)' not found", str(error)):
+                hints.insert(0, f"export {unset[1]}=VALUE")
+                reason = f"environment variable {unset[1]} is not set"
+            what = f"'{key}' does not resolve: {reason}"
+            yield ConfigError(what, where=origin_of(origins, path), found=text, hints=hints)

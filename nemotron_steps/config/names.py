@@ -3,16 +3,10 @@
 import re
 from collections.abc import Iterable, Mapping
 
-ALIKE = 0.8
-"""Share of two names' letters that are the same, from which on one is the other mistyped."""
-
 
 def nearest(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, ...]:
-    """Up to `limit` candidates that look like `name`, best first; empty when none is close.
-
-    Candidates that share the last dotted or slashed part come first: `max_num_steps` finds `grpo.max_num_steps`. Then
-    those of which it is a word (`gpu` finds `one_gpu`, and not `cpu`) and those that differ by a letter of many.
-    """
+    """Up to `limit` candidates that look like `name`, best first: those that share its last dotted or slashed part,
+    then those of which it is a word (`gpu` finds `one_gpu`, and not `cpu`) or that differ by a letter of many."""
     from difflib import SequenceMatcher
 
     wanted, scored = name.lower(), []
@@ -22,7 +16,7 @@ def nearest(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, 
         same = SequenceMatcher(None, wanted, text).ratio()
         if _tail(text) == tail:
             score = 2.0 + same
-        elif wanted in text.split("_") or same >= ALIKE:
+        elif wanted in text.split("_") or same >= 0.8:
             score = 1.0 + same
         else:
             score = 0.6 * SequenceMatcher(None, tail, _tail(text)).ratio() + 0.4 * same
@@ -51,37 +45,22 @@ def by_alias(name: str, aliases: Mapping[str, Iterable[str]]) -> str | None:
 def misspelt(name: str, right: str) -> bool:
     """Whether one name is the other with slips of the keyboard, and so can be put in its place unasked.
 
-    Word by word, for `max_tokens` and `min_tokens`, `top_k` and `top_p` are near and mean other things: short words
-    must be the same, longer ones differ by a letter or a swap of two, very long ones by two. Another digit, or another
-    letter of a short word, is another name (`swe1` and `swe2`, `cpu` and `gpu`).
-    """
+    Word by word, for `max_tokens` and `min_tokens`, `top_k` and `top_p` are near and mean other things; with another
+    digit it is another name (`swe1` and `swe2`)."""
+    from difflib import SequenceMatcher
+
     ours, theirs = name.lower().replace("-", "_"), right.lower().replace("-", "_")
     if ours.replace("_", "") == theirs.replace("_", ""):
         return True
     words = [re.split("[_./]", text) for text in (ours, theirs)]
-    pairs = [*zip(*words, strict=True)] if len(words[0]) == len(words[1]) else [(ours, theirs)]
-    for one, other in pairs:
-        shortest = min(len(one), len(other))
-        if _slips(one, other) > (shortest > 1) + (shortest >= 8 and one[0] == other[0]):
+    least = 0.75
+    if len(words[0]) != len(words[1]):
+        words, least = [[ours], [theirs]], 0.9
+    for one, other in zip(*words, strict=True):
+        swapped = sorted(one) == sorted(other)
+        if not swapped and SequenceMatcher(None, one, other).ratio() < least:
             return False
-    return True
-
-
-def _slips(one: str, other: str) -> int:
-    """Letters left out, added or changed, and neighbours swapped, of one word against another (of 3 at most: 3)."""
-    if abs(len(one) - len(other)) > 2:
-        return 3
-    before: list[int] = []
-    row: list[int] = [*range(len(other) + 1)]
-    for i, letter in enumerate(one, 1):
-        last, before, row = before, row, [i]
-        for j, wanted in enumerate(other, 1):
-            other_letter = 3 if len(one) < 5 or f"{letter}{wanted}".isalpha() is False else 1
-            cost = min(before[j] + 1, row[-1] + 1, before[j - 1] + (letter != wanted and other_letter))
-            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
-                cost = min(cost, last[j - 2] + 1)
-            row.append(cost)
-    return row[-1]
+    return re.findall(r"\d", ours) == re.findall(r"\d", theirs)
 
 
 def _tail(name: str) -> str:

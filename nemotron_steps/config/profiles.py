@@ -22,35 +22,114 @@ import os
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import ConfigDict, Field, PositiveInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StrictStr
 
-from nemotron_steps.config.compose import raise_problems
+from nemotron_steps.config.compose import ComposedConfig, KeyPath
 from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
-from nemotron_steps.config.mirrors import BUILT_IN, MirrorSettings, Table, mirror_names, settings_model
-from nemotron_steps.config.names import meant, nearest
-from nemotron_steps.config.schema.base import Section
+from nemotron_steps.config.names import meant
+from nemotron_steps.config.schema.base import OnlyIf, Section
 from nemotron_steps.config.secrets import mask, note_variables, redact, redact_text
-from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError, renamed_key
+from nemotron_steps.config.validation import validate
+from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError, UnsupportedError
+from nemotron_steps.errors.plugins import entry_points, load_object
 
+ENTRY_POINT_GROUP = "nemotron_steps.trackers"
+_IN_EXAMPLES = {"mlflow": "./examples/mlflow_tracker   # in a checkout of nemotron-steps"}
+"""Tables whose trackers are packages under examples/, and what to install for them."""
 Count = Annotated[PositiveInt, Field(strict=True)]
 VariableName = Annotated[StrictStr, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
 Text = Annotated[StrictStr, Field(pattern=r"^[^\x00]*$")]
 """What a process can be given: without the character that ends a text there."""
 
 
+class Table(BaseModel):
+    """Any table of env.toml: unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
 TableT = TypeVar("TableT", bound=Table)
+
+
+class WandbSettings(Table):
+    """`[wandb]`: where metrics and artifacts are mirrored."""
+
+    project: StrictStr
+    entity: StrictStr | None = None
+    mode: Literal["online", "offline"] | None = None
+    """None: what wandb's own settings and environment say."""
+
+
+class TensorBoardSettings(Table):
+    """`[tensorboard]`: event files of every run."""
+
+    folder: StrictStr | None = None
+    """Has a folder for each run. None: `tensorboard` in the run's own folder."""
+
+
+class OpenTable(Table):
+    """The table of a tracker that says nothing about its keys, or that is not installed: any key."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+BUILT_IN: Mapping[str, type[Table]] = {"wandb": WandbSettings, "tensorboard": TensorBoardSettings}
+
+
+class MirrorSettings(Table):
+    """Every mirror; None for one that env.toml has no table for."""
+
+    wandb: WandbSettings | None = None
+    tensorboard: TensorBoardSettings | None = None
+    others: dict[str, Any] = Field(default_factory=dict)
+    """Tables of trackers that other packages bring, by name, each as its tracker's `settings_model`."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables that are there."""
+        return (*(name for name in BUILT_IN if getattr(self, name) is not None), *self.others)
+
+
+def mirror_names() -> frozenset[str]:
+    """Tables of env.toml that are mirrors rather than profiles."""
+    return frozenset({*BUILT_IN, *_IN_EXAMPLES, *(point.name for point in entry_points(ENTRY_POINT_GROUP))})
+
+
+def settings_model(name: str) -> type[Table]:
+    """What a mirror's table is checked against."""
+    if name in BUILT_IN or _tracker(name) is None:
+        return BUILT_IN.get(name, OpenTable)
+    model: type[Table] = getattr(tracker_class(name), "settings_model", OpenTable)
+    return model
+
+
+def _tracker(name: str) -> str | None:
+    return next((point.value for point in entry_points(ENTRY_POINT_GROUP) if point.name == name), None)
+
+
+def tracker_class(name: str) -> Any:
+    """The class that another package brings for a table. UnsupportedError if none does, or it cannot be loaded."""
+    if (reference := _tracker(name)) is None:
+        raise UnsupportedError(
+            f"the [{name}] table of env.toml needs a package that brings a tracker '{name}'",
+            where=f"[{name}]",
+            hints=(f"pip install {_IN_EXAMPLES[name]}",),
+        )
+    try:
+        return load_object(reference)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(f"tracker '{name}' cannot be loaded: {error}", where=reference) from error
 
 
 class Profile(Table):
     """One `[PROFILE]`, with what it extends merged in: the keys that mean the same to every executor.
 
-    An executor's own keys are the fields of its subclass (`profile_model`, see `runs/executors`).
-    """
+    An executor's own keys are the fields of its subclass (`profile_model`, see `runs/executors`)."""
 
     executor: StrictStr = "local"
     """One of those in `runs/executors`, or the name of an executor that an installed package brings."""
@@ -109,7 +188,7 @@ class NoImageError(ConfigError):
 
 class _JobKeys(Section):
     container_image: StrictStr | None = None
-    container: StrictStr | None = None
+    container: Annotated[StrictStr | None, OnlyIf("container_image", None)] = None
     nodes: Count | None = None
     gpus_per_node: Annotated[int, Field(strict=True, ge=0)] | None = None
     ntasks_per_node: Count | None = None
@@ -137,38 +216,15 @@ _ALSO_CALLED = {
 """Second names of keys, as the public profiles have them."""
 JOB_KEYS = {key: _ALSO_CALLED.get(key, key) for key in _JobKeys.model_fields}
 """Key of `run.env` → the profile's."""
-_REASONS = {
-    "the step's cluster.* keys say how many processes work on a node": "nproc_per_node nprocs_per_node",
-    "a job runs the `steps` installed where it runs; nothing is packed": "packager packager_include_pattern pip_extras "
-    "code_src_dir run_command",
-    "images are built from containers/, not by a job": "build_partition build_time build_cache_dir build_include_gpus "
-    "build_gpus_per_node",
-    "runs are in the home: STEPS_HOME, or --home": "nemo_run_dir workspace",
-    "it is a key of executor slurm": "tunnel host user identity remote_job_dir",
-    "it is one of `mounts`": "lustre_mount",
-    "Ray is the image's": "ray_version",
-    "it is a key of executor ray; for a cluster that is there already the step has cluster.ray_address": "ray_address",
-    "it is a key of executor lepton": "node_group resource_shape",
-}
-_NO_EXECUTOR = {key: reason for reason, keys in _REASONS.items() for key in keys.split()}
-"""Keys seen in profiles written for other tools, and why they are refused: here they would do nothing."""
-
-
-@dataclass(frozen=True)
-class _Source:
-    file: Path
-    line: int
-    values: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Environment:
     """Every profile found, and the tables of mirrors (`[wandb]`, `[tensorboard]`, those of other packages)."""
 
-    profiles: Mapping[str, _Source]
-    files: tuple[Path, ...]
+    profiles: Mapping[str, Mapping[str, Any]]
     lines: Mapping[tuple[str, str], str]
-    """(table, key) → `file:line`."""
+    """(table, key) → `file:line`; key "": of the table itself."""
     mirror_tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
@@ -179,10 +235,10 @@ class Environment:
     @property
     def mirrors(self) -> MirrorSettings:
         """The tables of mirrors, checked. ConfigError if one is malformed."""
-        tables = {
-            name: _validated(settings_model(name), values, name, self.lines)
-            for name, values in self.mirror_tables.items()
-        }
+        tables = {}
+        for name, values in self.mirror_tables.items():
+            lines = {key: where for (table, key), where in self.lines.items() if table == name}
+            tables[name] = _validated(settings_model(name), values, name, lines)
         own = {name: tables.pop(name) for name in BUILT_IN if name in tables}
         return MirrorSettings(**own, others=tables)
 
@@ -198,15 +254,16 @@ class Environment:
             UnsupportedError: nothing here provides its executor.
             ConfigError: a key or value is wrong, or `extends` goes in a circle.
         """
-        merged, lines = self._merged(name, models)
+        found, at = self._merged(name), self.lines[name, ""]
+        lines = {"": at} | {key: where for key, (_, where) in found.items()}
+        merged = {key: _filled(value, where) for key, (value, where) in found.items()}
         executor = merged.get("executor", "local")
         try:
             # A value that is not a string is the general model's to refuse.
             model = models(executor) if isinstance(executor, str) else Profile
         except StepsError as error:
-            error.where = lines.get((name, "executor"), error.where)
+            error.where = lines.get("executor", error.where)
             raise
-        at = lines[name, ""]
         for key, (value, where, *others) in (job or {}).items():
             overridden = (where or "").startswith("override ")
             takes = key in model.model_fields or model.model_config.get("extra") == "allow"
@@ -219,65 +276,54 @@ class Environment:
                     where=at,
                     expected="container_image in the profile, or the steps one by one",
                     found=", ".join(images),
-                    hints=tuple(_sed(at, f"a container_image = {json.dumps(image)}") for image in images),
+                    hints=[_appended(at, image) for image in images],
                 )
-            merged[key], lines[name, key] = value, where or at
+            merged[key], lines[key] = value, where or at
         profile = _validated(model, merged, name, lines)
         image, always = merged.get("container_image"), "container_image" in model.of_image
         needs = [key for key in model.of_image if merged.get(key)]
         if job is None or not ((always and not image) or (needs and image is None)):
             return profile
-        what = f"[{name}] needs an image{' for its ' if needs else ''}{' and '.join(needs)}"
-        without = () if always else (_sed(at, 'a container_image = ""') + "   # without a container",)
-        build = _sed(at, 'a container_image = "nemotron-steps:cuda"') + "   # docs/executors.md: how to build it"
+        without = () if always else (_appended(at, "") + "   # without a container",)
         lacking = NoImageError(
-            f"{what}, and neither it nor the step's config names one",
-            where=lines.get((name, (*needs, "")[0]), at),
+            f"[{name}] needs an image{' for its ' if needs else ''}{' and '.join(needs)}, and neither it nor the "
+            "step's config names one",
+            where=lines.get((*needs, "")[0], at),
             expected="container_image in the profile, or run.env.container=IMAGE",
-            hints=(build, *without),
+            hints=(_appended(at, "nemotron-steps:cuda") + "   # docs/executors.md: how to build it", *without),
         )
         lacking.profile = profile
         raise lacking
 
-    def _merged(self, name: str, models: ProfileModels) -> tuple[dict[str, Any], dict[tuple[str, str], str]]:
-        """The keys of a profile and of all that it extends, and (name, key) → where each is written."""
-        chain: list[str] = []
-        merged: dict[str, Any] = {}
-        lines: dict[tuple[str, str], str] = {}
-        current: Any = name
-        while isinstance(current, str):
-            above = self.lines.get((chain[-1], "extends")) if chain else None
-            if current in chain:
-                circle = " → ".join([*chain, current])
-                where = self.lines.get((current, "extends"))
-                raise ConfigError(f"profiles extend each other in a circle: {circle}", where=where)
-            source = self.profiles.get(current)
-            if source is None:
-                raise self._unknown(current, models, above)
-            at = f"{source.file}:{source.line}"
-            lines.setdefault((name, ""), at)
-            for written, value in source.values.items():
-                key, where = _ALSO_CALLED.get(written, written), self.lines.get((current, written), at)
-                if key != written and key in source.values:
-                    raise ConfigError(f"'{written}' is another name of '{key}', which [{current}] has", where=where)
-                if key not in merged:
-                    merged[key] = _filled(value, where)
-                    lines[name, key] = where
-                elif isinstance(value, dict) and isinstance(merged[key], dict):
-                    merged[key] = {**_filled(value, where), **merged[key]}
-            chain.append(current)
-            current = source.values.get("extends")
-        return merged, lines
+    def _merged(self, name: str, above: tuple[str, ...] = ()) -> dict[str, tuple[Any, str]]:
+        """Key → its value and where that is written, of a profile and of all that it extends."""
+        where = self.lines.get((above[-1], "extends")) if above else None
+        if name in above:
+            raise ConfigError(f"profiles extend each other in a circle: {' → '.join((*above, name))}", where=where)
+        values = self.profiles.get(name)
+        if values is None:
+            raise self._unknown(name, where)
+        base, at = values.get("extends"), self.lines[name, ""]
+        merged = self._merged(base, (*above, name)) if isinstance(base, str) else {}
+        for written, value in values.items():
+            key, where = _ALSO_CALLED.get(written, written), self.lines.get((name, written), at)
+            if key != written and key in values:
+                raise ConfigError(f"'{written}' is another name of '{key}', which [{name}] has", where=where)
+            below, _ = merged.get(key, (None, ""))
+            both = isinstance(value, dict) and isinstance(below, dict)
+            merged[key] = ({**below, **value} if both else value, where)
+        return merged
 
-    def _unknown(self, name: str, models: ProfileModels, where: str | None) -> UnknownNameError:
+    def _unknown(self, name: str, where: str | None) -> UnknownNameError:
         close, files = meant(name, self.profiles), environment_files()
         hints = [f"-r {other}" for other in close]
-        other = "a mirror, not a profile" if name in mirror_names() else ""
-        other = "which other tools read" if name in OTHER_TABLES else other
+        other = "which other tools read" if name in OTHER_TABLES else ""
+        other = "a mirror, not a profile" if name in mirror_names() else other
         if not close and not other and re.fullmatch(r"[\w-]+", name):
-            lines = "".join(f"\\n{line}" for line in (f"[{name}]", *_executor_said(name, models), ""))
-            table = f"printf {shlex.quote(lines)} >> {shlex.quote(str(files[0]))}"
-            hints.append(f"{table}   # docs/executors.md has every executor")
+            # Never `local` unasked: it would run on the login node what was meant for the cluster.
+            executor = "local" if "local" in re.split("[_-]", name) else "slurm"
+            table = shlex.quote(f'\\n[{name}]\\nexecutor = "{executor}"\\n')
+            hints.append(f"printf {table} >> {shlex.quote(str(files[0]))}   # docs/executors.md has every executor")
         looked = f"a [{name}] table in one of: {', '.join(map(str, files))}"
         return UnknownNameError(
             f"no profile '{name}'",
@@ -291,12 +337,10 @@ class Environment:
 def load_environment(cwd: Path | None = None) -> Environment:
     """Read every `env.toml`; a profile of an earlier file hides one of the same name in a later file. ConfigError where
     one cannot be read, is not TOML or has values outside of tables, or NEMOTRON_ENV_FILE names no file."""
-    named = os.environ.get(ENVIRONMENT_VARIABLE)
+    named, unset = os.environ.get(ENVIRONMENT_VARIABLE), f"unset {ENVIRONMENT_VARIABLE}"
     if named and not Path(named).expanduser().is_file():
-        raise ConfigError(
-            "there is no such file", where=ENVIRONMENT_VARIABLE, found=named, hints=(f"unset {ENVIRONMENT_VARIABLE}",)
-        )
-    profiles: dict[str, _Source] = {}
+        raise ConfigError("there is no such file", where=ENVIRONMENT_VARIABLE, found=named, hints=(unset,))
+    profiles: dict[str, Mapping[str, Any]] = {}
     lines: dict[tuple[str, str], str] = {}
     mirrors: dict[str, Mapping[str, Any]] = {}
     trackers = mirror_names()
@@ -312,26 +356,16 @@ def load_environment(cwd: Path | None = None) -> Environment:
             raise ConfigError(f"cannot read env.toml: {error}", where=str(file)) from error
         found = _table_lines(text)
         for name, values in tables.items():
+            line = found.get((name, ""), found.get(("", name), 1))  # a [table], or `table = {...}`
             if not isinstance(values, dict):
-                raise ConfigError(
-                    f"'{name}' stands outside any table",
-                    where=f"{file}:{found.get(('', name), 1)}",
-                    expected="[PROFILE] tables",
-                )
+                what = f"'{name}' stands outside any table"
+                raise ConfigError(what, where=f"{file}:{line}", expected="[PROFILE] tables")
             if name in profiles or name in mirrors or name in OTHER_TABLES:
                 continue
-            if name in trackers:
-                mirrors[name] = values
-            else:
-                line = found.get((name, ""), found.get(("", name), 1))  # a [table], or `table = {...}`
-                profiles[name] = _Source(file, line, values)
+            (mirrors if name in trackers else profiles)[name] = values
             lines.update({key: f"{file}:{line}" for key, line in found.items() if key[0] == name})
-    return Environment(profiles, files, lines, mirrors)
-
-
-_IN_BRACES = r"[^{}]*"
-for _ in range(3):  # a default may have one of its own, and so may that
-    _IN_BRACES = rf"(?:[^{{}}]|\{{{_IN_BRACES}\}})*"
+            lines[name, ""] = f"{file}:{line}"
+    return Environment(profiles, lines, mirrors)
 
 
 def _filled(value: Any, where: str) -> Any:
@@ -340,22 +374,19 @@ def _filled(value: Any, where: str) -> Any:
         return {key: _filled(item, where) for key, item in value.items()}
     if isinstance(value, list):
         return [_filled(item, where) for item in value]
-    if not isinstance(value, str):
-        return value
 
     def read(found: re.Match[str]) -> str:
         name, default = found[1], found[2]
         note_variables((name,))
-        text = os.environ.get(name)
-        if text is None and default is not None:
-            return str(_filled(re.sub(r"^(['\"])(.*)\1$", r"\2", default), where))
-        if text is None:
-            raise ConfigError(
-                f"environment variable {name} is not set", where=where, found=found[0], hints=(f"export {name}=...",)
-            )
-        return text
+        if name not in os.environ and default is None:
+            hints = (f"export {name}=...",)
+            raise ConfigError(f"environment variable {name} is not set", where=where, found=found[0], hints=hints)
+        return os.environ.get(name, re.sub(r"^(['\"])(.*)\1$", r"\2", default or ""))
 
-    return re.sub(rf"\$\{{oc\.env:([A-Za-z_]\w*)(?:,({_IN_BRACES}))?\}}", read, value)
+    before = None
+    while isinstance(value, str) and value != before:  # a default may have a variable of its own
+        before, value = value, re.sub(r"\$\{oc\.env:([A-Za-z_]\w*)(?:,([^{}]*))?\}", read, value)
+    return value
 
 
 def _table_lines(text: str) -> dict[tuple[str, str], int]:
@@ -373,74 +404,13 @@ def _table_lines(text: str) -> dict[tuple[str, str], int]:
     return found
 
 
-def _validated(
-    model: type[TableT], values: Mapping[str, Any], table: str, lines: Mapping[tuple[str, str], str]
-) -> TableT:
-    try:
-        return model.model_validate(dict(values))
-    except ValidationError as error:
-        problems = [
-            _problem(detail, model, values, table, lines)
-            for detail in error.errors(include_url=False, include_context=False)
-        ]
-    raise_problems(problems, f"[{table}]")
-    raise AssertionError("a ValidationError without an error")
+def _validated(model: type[TableT], values: Mapping[str, Any], table: str, lines: Mapping[str, str]) -> TableT:
+    origins: dict[KeyPath, str] = {(key,): where for key, where in lines.items()}
+    return validate(ComposedConfig(f"[{table}]", dict(values), {}, origins, lines[""]), model)
 
 
-def _problem(
-    detail: Any, model: type[Table], values: Mapping[str, Any], table: str, lines: Mapping[tuple[str, str], str]
-) -> ConfigError:
-    """What a table says wrongly."""
-    location = [str(part) for part in detail["loc"]]
-    key = location[0] if location else ""
-    where = lines.get((table, key)) or lines.get((table, ""))
-    if detail["type"] == "extra_forbidden":
-        close, reason = nearest(key, model.model_fields), _NO_EXECUTOR.get(key)
-        executor = f", whose executor is {values.get('executor', 'local')}" if issubclass(model, Profile) else ""
-        hints = renamed_key(where, key, *meant(key, close)[:1])
-        if reason is not None:  # a value of several lines would go on after the comment
-            hints = () if isinstance(values[key], list | dict) else (_sed(where, "s/^/# /"),)
-        return ConfigError(
-            f"unknown key '{key}' in [{table}]{executor}{f': {reason}' if reason else ''}",
-            where=where,
-            expected=" or ".join(close) if close and not reason else ", ".join(model.model_fields),
-            found=key,
-            hints=hints,
-        )
-    if detail["type"] == "missing":
-        examples = model.model_fields[key].examples or ()
-        hints = tuple(_sed(where, f"a {key} = {json.dumps(example)}") for example in examples)
-        return ConfigError(f"[{table}] needs '{key}'", where=where, hints=hints)
-    message = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    if not location:
-        return ConfigError(f"[{table}]: {message}", where=where)
-    # A number where TOML wants a string, or the other way round.
-    given, right = detail["input"], {"string_type": int, "int_type": str}.get(detail["type"], ())
-    plain = len(location) == 1 and type(given) is right and re.fullmatch(r"\d+", str(given))
-    quoted = json.dumps(str(given)) if right is int else str(given)
-    return ConfigError(
-        f"'{'.'.join(location)}' in [{table}] is wrong",
-        where=where,
-        expected=message,
-        found=repr(mask(key, given)),
-        hints=(_sed(where, f's/= *"\\?{given}"\\?/= {quoted}/'),) if plain else (),
-    )
-
-
-def _executor_said(name: str, models: ProfileModels) -> Iterator[str]:
-    """Lines of a profile: of the executor that is a word of its name, else of Slurm, with what that cannot do without.
-
-    Never `local` unasked: it would run on the login node what was meant for the cluster.
-    """
-    for executor in (*re.split("[_-]", name), "slurm"):
-        try:
-            model = models(executor)
-        except StepsError:
-            continue
-        yield f'executor = "{executor}"'
-        for key, each in model.model_fields.items():
-            yield from (f"{key} = {json.dumps(example)}" for example in (each.examples or ())[:1] if each.is_required())
-        return
+def _appended(where: str, image: str) -> str:
+    return _sed(where, f"a container_image = {json.dumps(image)}")
 
 
 def _sed(where: str | None, script: str) -> str:

@@ -4,10 +4,9 @@ A value is masked when the name of its key says that it is secret; when it is th
 whose name says so, wherever it turns up; or when it looks like a secret: a token of a known service, a URL's password.
 What a config read from any other variable (`${oc.env:NAME}`) is shown as that, unless it is plainly harmless.
 
-Names are cut into words (`accessToken`, `X-Api-Key`, `GITLAB_TOKEN_1`), and the words decide. In this project most keys
-with `token` or `key` in them are about text and data (`max_new_tokens`, `pad_token`, `cache_key`): what comes before
-the word says which kind it is. Every pattern takes time linear in the text, for model output goes through it; they are
-texts that `re` compiles when first used, for commands that print no text of others should not wait for it.
+Names are cut into words, and what comes before `token` or `key` says whether it opens something (`max_new_tokens`,
+`cache_key` do not). Every pattern takes time linear in the text, for model output goes through it; `re` compiles them
+when first used, for commands that print no text of others.
 """
 
 import os
@@ -30,44 +29,30 @@ _USUAL = ("api_key", "apikey", "token", "hf_token", "auth_token", "access_token"
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_ALWAYS = _words(
-    "password passwords passwd passphrase passcode pwd secret secrets credential credentials creds apikey apikeys "
-    "authorization bearer"
-)
-_ENDINGS = ("password", "passwd", "passphrase", "secret", "apikey", "credentials", "accesskey", "privatekey")
-"""Ends of words that are written together: `PGPASSWORD`, `clientsecret`."""
-
-_KEYS = _words(
-    "api access private secret auth signing encryption service account client ssh deploy master subscription license "
-    "storage session shared webhook"
-)
-"""What `key` comes after where it opens something."""
-_DATA_KEYS = _words("cache public sort primary foreign group partition hash dedup lookup index row")
-
-_TEXT_PLURALS = _words(
-    "pad padding eos bos unk sep cls mask special stop end start begin first last next new prev previous per by each "
-    "every single max min num total mean image img video audio speech vision think thinking reasoning tool prompt "
-    "response answer sample sampled system user assistant separator delimiter decoder encoder added extra vocab boi "
-    "eoi eom eot eod sot im fim prefix suffix middle patch class text word language lang target source draft output "
-    "input generated placeholder call line newline space byte char time to of yes no positive negative good bad turn "
-    "role chat a the one this that"
-)
-"""What `token` comes after where it is a piece of text."""
-_PLURALS = _words("api access auth refresh hf hub github gitlab")
-"""What `tokens`, of which there are several, comes after where they open something."""
-
-_PASSES = _words("forward backward two one first second third num by per single multi full all final did must")
-
+_WORDS = {
+    # Words that are always of a secret, and ends of words that are written together: `PGPASSWORD`, `clientsecret`.
+    "always": "password passwords passwd passphrase passcode pwd secret secrets credential credentials creds apikey "
+    "apikeys authorization bearer",
+    "endings": "password passwd passphrase secret apikey credentials accesskey privatekey",
+    # What `key` comes after where it opens something, and where it is of data.
+    "keys": "api access private secret auth signing encryption service account client ssh deploy master subscription "
+    "license storage session shared webhook",
+    "data keys": "cache public sort primary foreign group partition hash dedup lookup index row",
+    # What `token` comes after where it is a piece of text; what `tokens` comes after where they open something.
+    "text": "pad padding eos bos unk sep cls mask special stop end start begin first last next new prev previous per "
+    "by each every single max min num total mean image img video audio speech vision think thinking reasoning tool "
+    "prompt response answer sample sampled system user assistant separator delimiter decoder encoder added extra vocab "
+    "boi eoi eom eot eod sot im fim prefix suffix middle patch class text word language lang target source draft "
+    "output input generated placeholder call line newline space byte char time to of yes no positive negative good bad "
+    "turn role chat a the one this that",
+    "tokens": "api access auth refresh hf hub github gitlab",
+    "passes": "forward backward two one first second third num by per single multi full all final did must",
+    # Last words of names that are about a secret and not the secret itself: `api_key_env`, `password_file`.
+    "about": "file path dir folder env var variable name names field column type length policy provider backend "
+    "manager enabled required format count expiry",
+}
+_OF = {name: frozenset(words.split()) for name, words in _WORDS.items()}
 _OPENING = ("auth", "cookie", "cookies", "dsn", "webhook", "connection string", "webhook url", "auth header")
-_ABOUT = _words(
-    "file path dir folder env var variable name names field column type length policy provider backend manager enabled "
-    "required format count expiry"
-)
-"""Last words of names that are about a secret and not the secret itself: `api_key_env`, `password_file`."""
 
 
 class Strength(IntEnum):
@@ -89,21 +74,21 @@ def strength(key: str) -> Strength:
     """What the last part of a dotted key, or a variable's, header's or flag's name, says of its value."""
     name = key.rpartition(".")[2]
     words = [part.lower() for part in _PART.findall(name) if not part.isdigit()]
-    if not words or words[-1] in _ABOUT:
+    if not words or words[-1] in _OF["about"]:
         return Strength.NONE
-    opens = any(second in ("key", "keys") and first in _KEYS for first, second in pairwise(words))
-    if opens or not _ALWAYS.isdisjoint(words) or any(word.endswith(_ENDINGS) for word in words):
+    opens = any(second in ("key", "keys") and first in _OF["keys"] for first, second in pairwise(words))
+    if opens or not _OF["always"].isdisjoint(words) or any(word.endswith(tuple(_OF["endings"])) for word in words):
         return Strength.ANY
     before, last, is_variable = words[-2] if len(words) > 1 else "", words[-1], name.isupper()
     if last.endswith("token"):
-        text = (last.removesuffix("token") or before) in _TEXT_PLURALS
+        text = (last.removesuffix("token") or before) in _OF["text"]
     elif last == "tokens":
-        text = before not in _PLURALS
+        text = before not in _OF["tokens"]
     elif last == "pass":
-        text = before in _PASSES
+        text = before in _OF["passes"]
     elif last.endswith("pass") and is_variable:
         text = last in ("bypass", "compass")
-    elif last in ("key", "keys") and before and before not in _DATA_KEYS:
+    elif last in ("key", "keys") and before and before not in _OF["data keys"]:
         return Strength.TEXT if is_variable else Strength.MAYBE
     else:
         opens = (last == "pat" and before and is_variable) or last in _OPENING or f"{before} {last}" in _OPENING
@@ -155,7 +140,7 @@ _FLAG = r"(?<![\w-])(--?([A-Za-z][\w-]{1,60})(?:[ \t]+|[\"'],[ \t]*[\"']))(?!-)[
 _ASSIGNMENT = (
     r"(?<![\w.])(?P<name>[A-Za-z_][\w.-]{0,127})(?:\\*[\"'`])?\]?[ \t]{0,8}(?P<sign>:=|=>|=(?!=)|:(?!//))[ \t]{0,8}"
 )
-_QUOTE = r"\\*[\"'`]"
+_QUOTED = r"(\\*[\"'`])(?:[^\n]*?(\1)|[^\n]*)"
 _BRACKETED = r"\[[^\]\n]*\]|\{[^}\n]*\}"
 _SCHEME = r"(?i:bearer|basic|token|digest|negotiate|apikey)[ \t]+"
 _PLAIN = r"[^\s'\",;)}\]&]+"
@@ -224,18 +209,11 @@ def _without_url_secrets(match: re.Match[str]) -> str:
 
 def _value_at(text: str, start: int, sign: str, says: Strength) -> tuple[int, str]:
     """Where the value that begins at `start` ends, and what stands in its place."""
-    quoted = re.compile(_QUOTE).match(text, start)
-    if quoted is not None:
-        closing = text.find(quoted[0], quoted.end())
-        line = text.find("\n", start)
-        stop = len(text) if line < 0 else line
-        if closing < 0 or closing > stop:
-            return stop, MASK
+    if quoted := re.compile(_QUOTED).match(text, start):
         # Without a colon it is a word of a command, and what follows the closing quote without a space belongs to it.
-        quote = quoted[0] if ":" in sign else ""
-        return closing + len(quoted[0]), f"{quote}{MASK}{quote}"
-    bracketed = re.compile(_BRACKETED).match(text, start)
-    if bracketed is not None:
+        quote = quoted[1] if ":" in sign and quoted[2] else ""
+        return quoted.end(), f"{quote}{MASK}{quote}"
+    if bracketed := re.compile(_BRACKETED).match(text, start):
         return bracketed.end(), MASK
     scheme = re.compile(_SCHEME).match(text, start) if says is Strength.ANY else None
     begin = scheme.end() if scheme is not None else start
@@ -245,21 +223,14 @@ def _value_at(text: str, start: int, sign: str, says: Strength) -> tuple[int, st
 
 def _is_assigned_secret(says: Strength, value: str, match: re.Match[str]) -> bool:
     bare = value.strip("\\\"'`")
-    if not bare or bare in (MASK, "None", "null", "true", "false", "True", "False"):
+    if bare.lower() in ("", MASK, "none", "null", "true", "false") or not _is_secret(match["name"], bare):
         return False
-    if says is not Strength.TEXT or not _is_secret_text(says, bare):
-        return says is Strength.ANY or _is_secret_text(says, bare)
     # `token: the` in a sentence, `token = tokens[i]` in a program.
     spaced = ":" in match["sign"] or match[0].endswith(" ")
     in_sentence = spaced and value == bare and not re.search(r"[_\-.]|[a-z][A-Z]", match["name"])
-    return not in_sentence or looks_random(bare) or bool(re.search(r"\d", bare) and len(bare) >= 8)
-
-
-def _is_secret_text(says: Strength, value: str) -> bool:
-    """Whether a text is a secret under a name that says TEXT or MAYBE."""
-    if re.fullmatch(_NUMBER, value) or re.fullmatch(_SPECIAL_TOKEN, value):
-        return False
-    return says is Strength.TEXT or looks_random(value)
+    if says is not Strength.TEXT or not in_sentence:
+        return True
+    return looks_random(bare) or bool(re.search(r"\d", bare) and len(bare) >= 8)
 
 
 def _is_secret(key: str, value: Any) -> bool:
@@ -267,9 +238,12 @@ def _is_secret(key: str, value: Any) -> bool:
     says = strength(key)
     if says is Strength.NONE or value is None or value == "" or isinstance(value, bool):
         return False
-    if says is Strength.ANY or not isinstance(value, str):
-        return says is Strength.ANY or (says is Strength.TEXT and not isinstance(value, int | float))
-    return _is_secret_text(says, value)
+    if says is Strength.ANY:
+        return True
+    if not isinstance(value, str):
+        return says is Strength.TEXT and not isinstance(value, int | float)
+    plain = re.fullmatch(_NUMBER, value) or re.fullmatch(_SPECIAL_TOKEN, value)
+    return not plain and (says is Strength.TEXT or looks_random(value))
 
 
 _interpolated: set[str] = set()
@@ -348,8 +322,7 @@ def redact_text(text: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def shown_override(text: str, *meant: str) -> str:
-    """A refused override as it may be shown: without its value if that may be a secret, by its key or one of those that
-    may have been `meant`."""
+    """A refused override as it may be shown: without its value if its key, or one that was `meant`, may be secret."""
     key, equals, value = text.partition("=")
     if not equals:
         apart = re.match(r"[+~-]*([\w.-]+)(?:\s*:|\s)\s*(?=\S)", text)
@@ -408,8 +381,7 @@ def _changed(values: Any, of_secret: Callable[[Any], Any], of_text: Callable[[st
 
 
 def _is_harmless(value: str) -> bool:
-    """Whether what a config read from a variable that is not called secret is plainly not one: a number, a URL (whose
-    own secrets are masked), a path, a model's name."""
+    """Whether a value is plainly no secret: a number, a URL (whose own are masked), a path, a model's name."""
     path = re.match(r"(?:~|\.\.?)?/\w", value) and not any(map(looks_random, value.split("/")))
     if re.fullmatch(_NUMBER, value) or "://" in value or path:
         return True

@@ -24,8 +24,7 @@ TOOL = {"name": "look", "description": "Look.", "parameters": {"type": "object",
 
 
 def generation_ends(folder: Path) -> tuple[int, ...]:
-    """Token ids of `eos_token_id` in a model's generation_config.json: a number, a list, or none of them; ArtifactError
-    where the file says something else."""
+    """Token ids of `eos_token_id` in a model's generation_config.json; ArtifactError where it is something else."""
     path = folder / GENERATION_CONFIG
     if not path.is_file():
         return ()
@@ -104,8 +103,7 @@ class TurnEnds:
         of one that messages follow); its end twice where no token ends turns.
 
         What follows a mere text ends any turn. A turn that makes calls closes them before that, maybe with special
-        tokens as well (`</tool_call>`); if it has an end of its own (Llama's `<|eom_id|>`), that is the last one.
-        """
+        tokens as well (`</tool_call>`); if it has an end of its own (Llama's `<|eom_id|>`), that is the last one."""
         plain, tokens = self.after_text(json.dumps(list(tools))), self._special
         if plain is not None and closing.endswith(plain):
             start, tokens = len(closing) - len(plain), self._named
@@ -142,8 +140,7 @@ def what_follows(mark: str, text: str) -> str:
 
 
 def _stubs(mark: str, messages: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Chats that the messages may follow: before tool results, the assistant has made calls, as many as there are
-    results or one."""
+    """Chats that the messages may follow: before tool results, the assistant has made as many calls, or one."""
     user, assistant = {"role": "user", "content": "x"}, {"role": "assistant", "content": mark}
     roles = [message.get("role") for message in messages]
     count = next((i for i, role in enumerate(roles) if role != "tool"), len(roles))

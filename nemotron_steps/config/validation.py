@@ -6,20 +6,17 @@ pydantic; importing `nemotron_steps.config` does not.
 
 import math
 import re
-import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from nemotron_steps.config.compose import ComposedConfig, origin_of, raise_problems
+from nemotron_steps.config.compose import ComposedConfig, KeyPath, origin_of
 from nemotron_steps.config.names import meant, nearest
-from nemotron_steps.config.schema.base import OPERATIONAL, BrokenRulesError
-from nemotron_steps.config.secrets import MASK, looks_random, mask, shown_override
-from nemotron_steps.config.yaml_lines import KeyPath
-from nemotron_steps.errors import ConfigError, renamed_key
+from nemotron_steps.config.schema.base import OPERATIONAL, BrokenRulesError, members
+from nemotron_steps.config.secrets import MASK, is_secret_key, looks_random, mask, shown_override
+from nemotron_steps.errors import ConfigError, raise_problems, renamed_key
 from nemotron_steps.errors.plugins import load_object
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -42,16 +39,14 @@ def load_schema(reference: str) -> type[BaseModel]:
             expected="module:Class of a pydantic model",
             hints=("pip install -e PACK   # or put the pack's folder on PYTHONPATH",) if absent else (),
         ) from error
-    if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
-        what = f"config_schema '{reference}' is not a pydantic model"
-        raise ConfigError(what, expected="a subclass of pydantic.BaseModel", found=repr(schema))
-    if schema.model_config.get("extra") != "forbid" or not schema.model_config.get("frozen"):
+    settings = schema.model_config if isinstance(schema, type) and issubclass(schema, BaseModel) else {}
+    if settings.get("extra") != "forbid" or not settings.get("frozen"):
         raise ConfigError(
-            f"config_schema '{reference}' would let unknown keys or later changes through",
-            expected='model_config = ConfigDict(frozen=True, extra="forbid")',
-            found=repr(dict(schema.model_config)),
+            f"config_schema '{reference}' must be a frozen pydantic model that refuses unknown keys",
+            expected='a subclass of pydantic.BaseModel with model_config = ConfigDict(frozen=True, extra="forbid")',
+            found=repr(settings or schema),
         )
-    return schema
+    return schema  # type: ignore[no-any-return]
 
 
 def validate(composed: ComposedConfig, schema: type[ModelT]) -> ModelT:
@@ -60,9 +55,8 @@ def validate(composed: ComposedConfig, schema: type[ModelT]) -> ModelT:
     try:
         return schema.model_validate(composed.values)
     except ValidationError as error:
-        problems = _problems(error, composed, schema)
-    raise_problems(problems, f"the config of '{composed.step}'")
-    raise AssertionError("a ValidationError without an error")
+        raise_problems(_problems(error, composed, schema), f"the config of '{composed.step}'")
+        raise
 
 
 def complete(composed: ComposedConfig, schema: type[BaseModel], filled_later: frozenset[str]) -> dict[str, Any]:
@@ -72,8 +66,7 @@ def complete(composed: ComposedConfig, schema: type[BaseModel], filled_later: fr
     try:
         return schema.model_validate(composed.values).model_dump(mode="json")
     except ValidationError as error:
-        problems = _problems(error, composed, schema, except_missing=filled_later)
-    raise_problems(problems, f"the config of '{composed.step}'")
+        raise_problems(_problems(error, composed, schema, filled_later), f"the config of '{composed.step}'")
     return composed.values
 
 
@@ -83,29 +76,75 @@ def known_keys(schema: type[BaseModel]) -> tuple[str, ...]:
     return tuple(_walk(schema, ""))
 
 
+@lru_cache(maxsize=64)
+def operational_keys(schema: type[BaseModel]) -> tuple[str, ...]:
+    """Dotted keys, or sections as a whole, that the model marks OPERATIONAL; WILDCARD stands for any name."""
+    return tuple(_walk(schema, "", operational=True))
+
+
+def _walk(model: type[BaseModel], prefix: str, *, operational: bool = False) -> Iterator[str]:
+    for name, info in model.model_fields.items():
+        key, marked = f"{prefix}{name}", OPERATIONAL in info.metadata
+        if marked or not operational:
+            yield key
+        if marked and operational:
+            continue
+        for member in members(info.annotation):
+            kind = _kind(member)
+            if issubclass(kind, BaseModel):
+                yield from _walk(kind, f"{key}.", operational=operational)
+            elif issubclass(kind, Mapping):
+                if not operational:
+                    yield f"{key}.{WILDCARD}"
+                for below in members(_item(member)):
+                    if issubclass(kind := _kind(below), BaseModel):
+                        yield from _walk(kind, f"{key}.{WILDCARD}.", operational=operational)
+
+
 def has_key(schema: type[BaseModel], key: str) -> bool:
     """Whether a dotted key exists in the model (anything below a free-form field does)."""
-    return _accepts(schema, tuple(key.split(".")))
+    return _accepts(schema, key.split("."))
+
+
+def _accepts(annotation: Any, path: Sequence[str]) -> bool:
+    if not path or annotation is Any:
+        return True
+    head, *rest = path
+    for member in members(annotation):
+        kind = _kind(member)
+        if issubclass(kind, BaseModel):
+            below = [kind.model_fields[head].annotation] if head in kind.model_fields else []
+        elif issubclass(kind, Mapping):
+            below = [_item(member)]
+        else:
+            elements = get_args(member) if head.isdigit() and issubclass(kind, Collection) else ()
+            below = [each for each in elements if each is not Ellipsis]
+        if any(_accepts(each, rest) for each in below):
+            return True
+    return False
+
+
+def _kind(member: Any) -> type:
+    kind = get_origin(member) or member
+    return kind if isinstance(kind, type) else object
+
+
+def _item(mapping: Any) -> Any:
+    """The type of a mapping's values."""
+    return (*get_args(mapping), Any, Any)[1]
 
 
 def default_of(schema: type[BaseModel], key: str) -> Any:
     """What the model has for a dotted key that nobody sets, as plain values; Ellipsis where it has nothing."""
-    models, value = [schema], ...
-    for part in key.split("."):
-        found = [(name, info) for model in models for name, info in model.model_fields.items()]
-        name, info = next(((name, info) for name, info in found if part == (info.alias or name)), ("", None))
-        if isinstance(value, Mapping):
-            value = value.get(part, ...)
-        elif isinstance(value, list | tuple):
-            value = value[int(part)] if part.isdigit() and int(part) < len(value) else ...
-        elif info is None:
-            return ...
-        elif isinstance(value, BaseModel):
-            value = getattr(value, name)
-        else:
-            value = ... if info.is_required() else info.get_default(call_default_factory=True)  # type: ignore[call-arg]
-        models = _models(info.annotation) if info is not None else []
-    return value if value is ... else TypeAdapter(Any).dump_python(value, mode="json")
+    name, _, rest = key.partition(".")
+    info = schema.model_fields.get(name)
+    if info is None or info.is_required():
+        return ...
+    default = info.get_default(call_default_factory=True)  # type: ignore[call-arg]
+    value = TypeAdapter(Any).dump_python(default, mode="json")
+    for part in rest.split(".") if rest else ():
+        value = value.get(part, ...) if isinstance(value, Mapping) else ...
+    return value
 
 
 def nearest_keys(schema: type[BaseModel], key: str) -> tuple[str, ...]:
@@ -118,127 +157,67 @@ def _beside(schema: type[BaseModel], key: str) -> list[str]:
     return [known for known in known_keys(schema) if known.rpartition(".")[0] == key.rpartition(".")[0]]
 
 
-@lru_cache(maxsize=64)
-def operational_keys(schema: type[BaseModel]) -> tuple[str, ...]:
-    """Dotted keys, or sections as a whole, that the model marks OPERATIONAL; WILDCARD stands for any name."""
-    return tuple(_walk(schema, "", operational=True))
-
-
-def _walk(model: type[BaseModel], prefix: str, *, operational: bool = False) -> Iterator[str]:
-    for name, info in model.model_fields.items():
-        key = f"{prefix}{info.alias or name}"
-        if not operational or OPERATIONAL in info.metadata:
-            yield key
-        if operational and OPERATIONAL in info.metadata:
-            continue
-        for below in _models(info.annotation):
-            yield from _walk(below, f"{key}.", operational=operational)
-        item = _mapping_item(info.annotation)
-        if item is not None and not operational:
-            yield f"{key}.{WILDCARD}"
-        for below in _models(item):
-            yield from _walk(below, f"{key}.{WILDCARD}.", operational=operational)
-
-
-def _accepts(annotation: Any, path: KeyPath) -> bool:
-    if not path or annotation is Any:
-        return True
-    head, rest = path[0], path[1:]
-    fields = [each for model in _models(annotation) for each in model.model_fields.items()]
-    if any(head == (info.alias or name) and _accepts(info.annotation, rest) for name, info in fields):
-        return True
-    item = _mapping_item(annotation)
-    if item is not None:
-        return _accepts(item, rest)
-    lists = [member for member in _members(annotation) if get_origin(member) in (list, tuple, set, frozenset, Sequence)]
-    elements = chain.from_iterable(map(get_args, lists))
-    return head.isdigit() and any(each is not Ellipsis and _accepts(each, rest) for each in elements)
-
-
-def _members(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union, Annotated stripped; a plain annotation is its own only member."""
-    if hasattr(annotation, "__metadata__"):
-        return _members(annotation.__origin__)
-    if get_origin(annotation) in (Union, types.UnionType):
-        return tuple(chain.from_iterable(map(_members, get_args(annotation))))
-    return (annotation,)
-
-
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    return [m for m in _members(annotation) if isinstance(m, type) and issubclass(m, BaseModel)]
-
-
-def _mapping_item(annotation: Any) -> Any:
-    """The value type of a mapping annotation, Any for a bare one, None for anything else."""
-    for member in _members(annotation):
-        origin = get_origin(member) or member
-        if isinstance(origin, type) and issubclass(origin, Mapping):
-            return (*get_args(member), Any, Any)[1]
-    return None
-
-
 def _problems(
-    error: ValidationError,
-    composed: ComposedConfig,
-    schema: type[BaseModel],
-    *,
-    except_missing: frozenset[str] = frozenset(),
+    error: ValidationError, composed: ComposedConfig, schema: type[BaseModel], may_miss: Collection[str] = ()
 ) -> list[ConfigError]:
-    by_key: dict[tuple[KeyPath, str], list[Mapping[str, Any]]] = {}
+    wrong: dict[KeyPath, list[Mapping[str, Any]]] = {}
     problems: list[ConfigError] = []
-    file = str(composed.files[0]) if composed.files else None
     for detail in error.errors(include_url=False):
-        kind = detail["type"] if detail["type"] in ("extra_forbidden", "missing") else "value"
+        kind = detail["type"]
         path = _key_path(detail["loc"], composed.values, missing=kind == "missing")
+        key, where = ".".join(path), origin_of(composed.origins, path) or composed.file
         broken = detail.get("ctx", {}).get("error")
-        if not isinstance(broken, BrokenRulesError):
-            by_key.setdefault((path, kind), []).append(detail)
-            continue
-        prefix = "".join(f"{part}." for part in path)
-        for rule in broken.rules:
-            place = origin_of(composed.origins, (*path, *rule.key.split("."))) or file or prefix + rule.key
-            hint = " ".join(re.sub("^~?", rf"\g<0>{prefix}", override) for override in rule.hint.split())
-            problems.append(ConfigError(rule.sentence(prefix), where=place, hints=(hint,) if hint else ()))
-    for (path, kind), details in by_key.items():
-        key, where = ".".join(path), origin_of(composed.origins, path) or file
-        if kind == "extra_forbidden":
-            problems.append(_unknown_key(key, details[0]["input"], where, schema))
-        elif kind == "value":
-            problems.append(_wrong_value(key, details, where))
-        elif key not in except_missing:
+        if isinstance(broken, BrokenRulesError):
+            prefix = f"{key}." if key else ""
+            for rule in broken.rules:
+                place = origin_of(composed.origins, (*path, *rule.key.split("."))) or composed.file or prefix + rule.key
+                hint = " ".join(re.sub("^~?", rf"\g<0>{prefix}", override) for override in rule.hint.split())
+                problems.append(ConfigError(rule.sentence(prefix), where=place, hints=(hint,) if hint else ()))
+        elif kind == "extra_forbidden":
+            below = (origin for known, origin in composed.origins.items() if known[: len(path)] == path)
+            problems.append(_unknown_key(key, detail["input"], next(below, where), schema, composed.step))
+        elif kind != "missing":
+            wrong.setdefault(path, []).append(detail)
+        elif key not in may_miss:
             problems.append(ConfigError(f"'{key}' must be given a value", where=where, hints=(f"{key}=VALUE",)))
+    for path, details in wrong.items():  # of a union each member says what it wants
+        problems.append(_wrong_value(".".join(path), details, origin_of(composed.origins, path) or composed.file))
     return problems
 
 
 def _key_path(location: Sequence[int | str], values: Any, *, missing: bool) -> KeyPath:
-    """A pydantic location without the names of union members and validators it is mixed with: only parts that are found
-    in what was validated are kept, and, if `missing`, the last one."""
+    """A pydantic location without the names of union members and validators: what is found in the values."""
     path: list[str] = []
-    node = values
-    for position, part in enumerate(location):
-        if isinstance(node, Mapping) and isinstance(part, str):
-            if part in node:
-                node = node[part]
-                path.append(part)
-            elif missing and position == len(location) - 1:
-                path.append(part)
-        elif isinstance(node, list | tuple) and isinstance(part, int):
-            node = node[part] if part < len(node) else None
+    node: Any = values
+    for part in location:
+        has_item = isinstance(node, list | tuple) and isinstance(part, int) and part < len(node)
+        if has_item or (isinstance(node, Mapping) and part in node):
+            node = node[part]
             path.append(str(part))
-    return tuple(path)
+    return (*path, str(location[-1])) if missing else tuple(path)
 
 
-def _unknown_key(key: str, value: Any, where: str | None, schema: type[BaseModel]) -> ConfigError:
+def _unknown_key(key: str, value: Any, where: str | None, schema: type[BaseModel], step: str) -> ConfigError:
     close, (parent, _, name) = nearest_keys(schema, key), key.rpartition(".")
-    expected = " or ".join(close)
-    if not close and (siblings := _beside(schema, key)):
-        expected = f"a key of '{parent or 'the config'}': " + ", ".join(s.rpartition(".")[2] for s in siblings[:12])
+    beside = ", ".join(known.rpartition(".")[2] for known in _beside(schema, key)[:12])
+    if any(map(is_secret_key, close)) and (where or "").startswith("override "):
+        where = f"override '{key}={MASK}'"  # it was meant for a secret
     right = meant(key, close)
-    scalar = isinstance(value, bool | int | float | str)
-    hints = tuple(shown_override(f"{other}={value}", key) for other in right) if scalar else ()
-    if right and right[0].rpartition(".")[0] == parent:
-        hints = renamed_key(where, name, right[0].rpartition(".")[2]) or hints
-    return ConfigError(f"unknown key '{key}'", where=where, expected=expected or None, found=key, hints=hints)
+    if (where or "").startswith("override "):
+        text = str(where).removeprefix("override '").removesuffix("'")
+        hints = tuple(text.replace(key, other, 1) for other in right) or (f"steps show {step}",)
+    else:
+        scalar = isinstance(value, bool | int | float | str)
+        hints = tuple(shown_override(f"{other}={value}", key) for other in right) if scalar else ()
+        if right and right[0].rpartition(".")[0] == parent:
+            hints = renamed_key(where, name, right[0].rpartition(".")[2]) or hints
+    return ConfigError(
+        f"unknown key '{key}'",
+        where=where,
+        expected=" or ".join(close) or (f"a key of '{parent or step}': {beside}" if beside else None),
+        found=key,
+        hints=hints,
+    )
 
 
 def _wrong_value(key: str, details: Sequence[Mapping[str, Any]], where: str | None) -> ConfigError:
@@ -260,10 +239,10 @@ def _wrong_value(key: str, details: Sequence[Mapping[str, Any]], where: str | No
 
 def _right_value(detail: Mapping[str, Any]) -> str | None:
     """What the value was probably meant to be; None where there is no telling."""
-    value, kind, expected = detail["input"], detail["type"], str(detail.get("ctx", {}).get("expected", ""))
-    if kind in ("literal_error", "enum", "bool_parsing"):
-        choices = ["true", "false"] if kind == "bool_parsing" else re.findall("'([^']*)'", expected)
-        return next(iter(meant(str(value), choices)), None)
+    value, kind = detail["input"], detail["type"]
+    if kind in ("literal_error", "bool_parsing"):
+        expected = str(detail.get("ctx", {}).get("expected", "'true' 'false'"))
+        return next(iter(meant(str(value), re.findall("'([^']*)'", expected))), None)
     if kind not in ("int_parsing", "int_from_float", "int_type", "float_parsing"):
         return None
     try:

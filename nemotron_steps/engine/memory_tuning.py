@@ -1,6 +1,5 @@
 """What a long run tells Python's collector, the C library and torch's allocator about its memory."""
 
-import atexit
 import ctypes
 import gc
 import os
@@ -13,19 +12,6 @@ def free_left_gpu_memory() -> None:
     """Free what an earlier run of this process left on its GPU, in objects that only the collector frees."""
     if torch.cuda.is_available():
         gc.collect()
-
-
-def freeze_objects() -> None:
-    """Leave all objects that exist now out of full collections, until `gc.unfreeze`.
-
-    Models and libraries are a million objects that live as long as the run; walking them takes 0.1 s and more. At exit
-    they are collected again, since some libraries report what is not.
-    """
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
-    atexit.unregister(gc.unfreeze)
-    atexit.register(gc.unfreeze)
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -52,9 +38,7 @@ def share_gpu_memory() -> None:
     """Let what training frees be what generation needs, and the other way round, where one process does both.
 
     torch keeps freed memory in blocks of the sizes that were asked for, and a key-value cache fits none of a training
-    step's. Expandable segments join neighbours. Without them the memory has to go back to the driver between phases,
-    and what cannot, because something small lies in it, is lost: 112 GiB where 90 are in use.
-    Does nothing without CUDA, or where PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF says what is wanted.
+    step's: 112 GiB where 90 are in use. Expandable segments join neighbours.
     """
     settings = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & os.environ.keys()
     if torch.cuda.is_available() and not settings:

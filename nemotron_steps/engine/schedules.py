@@ -31,12 +31,8 @@ def cosine(start: float, end: float, fraction: float) -> float:
 def learning_rate(step: int, optimizer: OptimizerConfig, scheduler: SchedulerConfig) -> float:
     """Learning rate of optimizer step `step` (0-based): linear warm-up, then constant, linear or cosine decay.
 
-    Warm-up step k of W uses lr (k + 1) / W, so the first step already moves and step W - 1 has the full rate; with
-    init = lr_warmup_init it uses init + (lr - init) k / W, as in Megatron, so the first step has init and step W the
-    full rate. Decay runs from there to `lr_decay_iters`, then stays at min_lr.
-
-    Raises:
-        ConfigError: a decaying style without lr_decay_iters.
+    Warm-up step k of W uses lr (k + 1) / W, so the first step already moves; with init = lr_warmup_init it uses
+    init + (lr - init) k / W, as in Megatron. Decay runs from there to `lr_decay_iters`, then stays at min_lr.
     """
     warmup = scheduler.lr_warmup_iters
     if step < warmup:
@@ -64,8 +60,3 @@ def sequence_length(step: int, total_steps: int, start: int, end: int | None, *,
         return start
     length = int(linear(start, end, progress(step, total_steps)))
     return max(length // multiple * multiple, min(start, end))
-
-
-def epsilon_limit(step: int, total_steps: int, start: float, end: float) -> float:
-    """Largest share of trivial groups at this step: cosine from `start` to `end` (Nano3: to 0.04)."""
-    return cosine(start, end, progress(step, total_steps))

@@ -323,14 +323,6 @@ def _policy_lag_high(m: SignalMonitor) -> Finding | None:
     return {"policy_lag": lag, "bound": float(m.max_policy_lag)}, f"policy lag {lag:.0f} is above {m.max_policy_lag}"
 
 
-def _stragglers_high(m: SignalMonitor) -> Finding | None:
-    issued = m.latest("async/issued")
-    late = sum(m.latest(f"async/{name}") or 0.0 for name in ("withdrawn_straggler", "partial"))
-    if not issued or late / issued <= 0.1:
-        return None
-    return {"share": late / issued}, f"{late / issued:.0%} of the groups missed the straggler deadline"
-
-
 @dataclass(frozen=True)
 class Rule:
     """When a signal is raised; in words: nemotron_steps/errors/signals.toml and docs/signals.md."""
@@ -371,7 +363,7 @@ RULES: dict[str, Rule] = {
     ),
     "policy_lag_high": Rule(_policy_lag_high),
     "teacher_kl_stalled": Rule(_teacher_kl_stalled),
-    "stragglers_high": Rule(_stragglers_high),
+    "stragglers_high": Rule(_high("failures/straggler", 0.1, "of the rollouts were not over by their deadline")),
 }
 """Every rule under its signal's name, causes before their symptoms."""
 

@@ -154,6 +154,11 @@ class RolloutGroup:
     """Oldest version that produced any trained token of the group."""
 
 
+def oldest_version(rollouts: Iterable[Rollout], default: int) -> int:
+    """Oldest weights that sampled any token of these rollouts; `default` when none was sampled."""
+    return min((min(r.weight_versions) for r in rollouts if r.weight_versions), default=default)
+
+
 @dataclass
 class TrainBatch:
     """N right-padded sequences of T tokens on the CPU, token-aligned (see the module docstring)."""
@@ -199,11 +204,8 @@ class Teachers(Protocol):
     """Frozen models that grade what the policy samples (on-policy distillation). Collective, as a Policy is."""
 
     def score(self, batch: TrainBatch, names: Sequence[str | None]) -> TrainBatch:
-        """The batch with `teacher_logprobs`, and either `teacher_topk_*` or `teacher_states` and `teacher_number`.
-
-        Args:
-            names: [N] the teacher of each row; None for rows that are not trained.
-        """
+        """The batch with `teacher_logprobs`, and either `teacher_topk_*` or `teacher_states` and `teacher_number`;
+        `names` [N]: the teacher of each row, None for rows that are not trained."""
 
 
 class Snapshot(Protocol):

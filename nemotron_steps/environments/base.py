@@ -11,10 +11,10 @@ any number of concurrent rollouts, in the process, in an actor or behind HTTP. I
 steps or manifests.
 
 `reward is None` exactly when `failure` names why the answer could not be judged: the loop masks such a sample out. An
-exception in `verify` is the answer's fault where another answer to the row can be graded (`right_answer`, else a
-harmless one): it earns the least, with the component GRADER_FAILED. What fails for every answer, and what is the
-machine's (a lost process, a judge that is not there, a full disk), is a failure of the rollout, counted and reported
-with its row and traceback, and not the end of the run.
+exception in `verify` is the answer's fault where another answer of its group can be graded: it earns the least, with
+the component GRADER_FAILED. What fails for all of them, and what is the machine's (a lost process, a judge that is not
+there, a full disk), is a failure of the rollout, counted and reported with its row and traceback, and not the end of
+the run.
 
 `verify` runs on the event loop that every rollout shares. A grader that an answer could make slow belongs in a
 helper process (`in_helper`), blocking input and output in a thread.
@@ -24,13 +24,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import hashlib
-import json
 import math
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -38,6 +35,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from nemotron_steps.deprecated import renamed
+from nemotron_steps.environments.failures import CannotJudgeError, GraderFailedError, RowError
 from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES, noting
 from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.environments.responses import Response, ToolCall, text_of
@@ -62,6 +60,7 @@ __all__ = [
     "Environment",
     "EnvironmentConfig",
     "GradeResult",
+    "GraderFailedError",
     "Response",
     "Row",
     "RowError",
@@ -72,19 +71,13 @@ __all__ = [
 Row = Mapping[str, Any]
 
 JUDGE_UNAVAILABLE = "judge_unavailable"
-"""Failure class: the judge did not answer within its retries."""
 REWARD_OUT_OF_RANGE = "reward_out_of_range"
-"""Failure class: the environment gave a reward outside its own `reward_range`."""
 VERDICT_INVALID = "verdict_invalid"
 """Failure class: `verify` did not return a GradeResult, or its reward or a component is not a finite float32."""
 VERIFY_FAILED = "verify_failed"
-"""Failure class: `verify` (or `verify_group`) raised an exception."""
 VERIFIER_TIMEOUT = "verifier_timeout"
-"""Failure class: a grader in a helper process used up its processor time or memory."""
 VERIFIER_CRASHED = "verifier_crashed"
-"""Failure class: a grader in a helper process raised, or ended it."""
 ENVIRONMENT_LOST = "environment_lost"
-"""Failure class: a process of the environment died, or the environment does not answer."""
 
 FLOAT32_MAX = 3.4028234663852886e38
 """Largest finite float32. Advantages become float32: a number beyond it would be an infinite loss."""
@@ -93,10 +86,6 @@ GRADER_FAILED = "grader_failed"
 """Component, 1: grading ended with an error that the answer is to blame for; `failure` in the details is its class."""
 
 _TRACEBACK_CHARACTERS = 4000
-_HARMLESS = ("fine", "0", "{}")
-"""Answers that show whether a row can be graded, where it names no right one; one of them is enough."""
-_TRYING = ContextVar("_TRYING", default=False)
-"""While such an answer is graded: errors are raised as they are."""
 _OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
@@ -181,40 +170,12 @@ class NoVerdictError(InvalidVerdictError):
     """Not a GradeResult at all. The class has to be fixed, whatever was answered."""
 
 
-class CannotJudgeError(Exception):
-    """Raised inside verify: no judgement was possible, and the answer is not to blame. A failed verdict."""
-
-    def __init__(self, failure: str, message: str = "", hint: str = "") -> None:
-        super().__init__(f"{failure}: {message}" if message else failure)
-        self.failure = failure
-        self.message = message
-        self.hint = hint
-
-
-class GraderFailedError(CannotJudgeError):
-    """Raised inside verify: grading ended with an error, over the answer or the row. As any exception, but named."""
-
-
 @dataclass
 class Session:
     """State of one rollout. `tools` are function tools in the Responses shape, offered to the policy."""
 
     tools: list[dict[str, Any]] = field(default_factory=list)
     state: Any = None
-
-
-class RowError(ValueError):
-    """Raised inside check_values: one field of a row is unusable. check_row adds file and line."""
-
-    def __init__(self, field_name: str, expected: str, found: str) -> None:
-        super().__init__(f"{field_name}: expected {expected}, found {found}")
-        self.field_name = field_name
-        self.expected = expected
-        self.found = found
-
-
-class MissingFieldError(DataError):
-    """A row lacks a field that its environment needs; another file may have it."""
 
 
 class Environment(ABC):
@@ -242,8 +203,6 @@ class Environment(ABC):
         self.config = config
         self.judges = dict(judges)
         self._pools: dict[Callable[..., Any], GradingPool] = {}
-        self._gradable: dict[bytes, bool] = {}
-        self._trying = asyncio.Lock()
         self._setup()
 
     def _setup(self) -> None:  # noqa: B027  an optional hook
@@ -287,7 +246,7 @@ class Environment(ABC):
         required = (prompt, *self.required_fields)
         for path in required:
             if lookup(row, path) is None:
-                raise MissingFieldError(
+                raise DataError(
                     f"row lacks the field `{path}`, which environment `{self.name}` needs",
                     where=f"{where} field {path}",
                     expected=f"values at: {', '.join(required)}",
@@ -308,9 +267,7 @@ class Environment(ABC):
         try:
             check(row)
         except RowError as error:
-            there = lookup(row, error.field_name.partition("[")[0]) is not None
-            refused = DataError if there else MissingFieldError
-            raise refused(
+            raise DataError(
                 f"row has an unusable `{error.field_name}` for environment `{self.name}`",
                 where=f"{where} field {error.field_name}",
                 expected=error.expected,
@@ -324,10 +281,6 @@ class Environment(ABC):
     def check_resources(self, row: Row) -> None:  # noqa: B027  an optional hook
         """Hook: raise RowError when what the environment is configured with (databases) does not fit the row. Not asked
         while data is prepared."""
-
-    def right_answer(self, row: Row) -> Response | None:
-        """Hook: an answer that the row itself calls right, None where it names none. Graded where another one fails."""
-        return None
 
     async def seed(self, row: Row) -> Session:
         """Start a rollout: its tools (default: those of the row) and fresh state."""
@@ -381,14 +334,23 @@ class Environment(ABC):
     ) -> list[GradeResult]:
         """verify_group, and its verdicts checked: what callers use.
 
-        Where verify_group raises over some answers, the others are judged without them. An answer to blame for an
-        error earns the low end of the range; where that is infinite 0, or what the worst of the others earns if less.
+        Where verify_group raises over some answers, the others are judged without them. An answer is to blame for an
+        error if another one of the group was graded, and one that is alone for VERIFIER_TIMEOUT: it earns the low end
+        of the range; where that is infinite 0, or what the worst of the others earns if less.
         """
         verdicts = await self._group(row, responses, sessions)
-        if math.isfinite(self.reward_range[0]):
-            return verdicts
-        rewards = [v.reward for v in verdicts if v.reward is not None]
-        return [replace(v, reward=min(rewards)) if GRADER_FAILED in v.components else v for v in verdicts]
+        rewards = [verdict.reward for verdict in verdicts if verdict.reward is not None]
+        low = self.reward_range[0] if math.isfinite(self.reward_range[0]) else min([0.0, *rewards])
+
+        def final(verdict: GradeResult) -> GradeResult:
+            if GRADER_FAILED not in verdict.components or verdict.failure is None:
+                return verdict
+            if rewards or (len(verdicts) == 1 and verdict.failure == VERIFIER_TIMEOUT):
+                details = {"failure": verdict.failure, **verdict.details}
+                return GradeResult(low, verdict.components, details=details)
+            return replace(verdict, components={})
+
+        return [final(verdict) for verdict in verdicts]
 
     async def _group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[GradeResult]:
         try:
@@ -396,13 +358,13 @@ class Environment(ABC):
         except JudgeLostError:
             raise
         except Exception as error:
-            blamed = await self._blamed(row, error)
-            if blamed.failure is not None or len(responses) == 1:
-                return [blamed] * len(responses)
+            failed = _failed_over(error)
+            if GRADER_FAILED not in failed.components or len(responses) == 1:
+                return [failed] * len(responses)
             pairs = list(zip(responses, sessions, strict=True))
             alone = [(await self._group(row, [each], [session]))[0] for each, session in pairs]
             good = [pair for pair, verdict in zip(pairs, alone, strict=True) if GRADER_FAILED not in verdict.components]
-            if len(good) == len(pairs):
+            if len(good) == len(pairs):  # they fail together alone
                 return [GradeResult.of_error(error)] * len(responses)
             rest = iter(await self._group(row, [each for each, _ in good], [s for _, s in good]) if good else ())
             return [verdict if GRADER_FAILED in verdict.components else next(rest) for verdict in alone]
@@ -420,54 +382,9 @@ class Environment(ABC):
         except JudgeLostError:
             raise
         except Exception as error:  # of this rollout alone; whoever collects it reports it
-            if _TRYING.get():
-                raise
-            return await self._blamed(row, error)
+            return _failed_over(error)
         notes = [note for note in begun if note]
         return replace(verdict, details={JUDGE_NOTES: notes, **verdict.details}) if notes else verdict
-
-    async def _blamed(self, row: Row, error: Exception) -> GradeResult:
-        """What an answer gets that grading ended with an error over: the least if it is to blame, else a failure."""
-        verdict = GradeResult.of_error(error)
-        if _is_the_machines(error) or not await self._can_grade(row):
-            return verdict
-        low = self.reward_range[0]
-        details = {"failure": verdict.failure, **verdict.details}
-        return GradeResult(low if math.isfinite(low) else 0.0, {GRADER_FAILED: 1.0}, details=details)
-
-    async def _can_grade(self, row: Row) -> bool:
-        """Whether the row's right answer, or a harmless one, can be graded. Remembered."""
-        fields = {key: value for key, value in row.items() if key != "response"}
-        key = hashlib.sha256(json.dumps(fields, sort_keys=True, default=repr).encode()).digest()
-        async with self._trying:
-            if key not in self._gradable:
-                trying = _TRYING.set(True)
-                try:
-                    self._gradable[key] = await self._grades_some(row)
-                except JudgeLostError:
-                    raise
-                except Exception:  # the machine's: it may be another time
-                    return False
-                finally:
-                    _TRYING.reset(trying)
-            return self._gradable[key]
-
-    async def _grades_some(self, row: Row) -> bool:
-        right = self.right_answer(row)
-        for answer in map(Response.from_text, _HARMLESS) if right is None else (right,):
-            session = await self.seed_recorded(row)
-            try:
-                (verdict,) = await self.verify_group(row, [answer], [session])
-                if self.checked("verify_group", verdict).failure is None:
-                    return True
-            except Exception as error:
-                if _is_the_machines(error):
-                    raise
-                if isinstance(error, GraderFailedError) and error.failure != VERIFIER_CRASHED:  # waiting costs too much
-                    return False
-            finally:
-                await self.release(session)
-        return False
 
     def checked(self, method: str, verdict: Any) -> GradeResult:
         """What `method` gave, if it is a verdict with a reward in `reward_range`; else the failure that it is."""
@@ -491,13 +408,14 @@ class Environment(ABC):
         )
 
 
-def _is_the_machines(error: Exception) -> bool:
-    """Whether no answer can have brought about an exception, or verify has said so itself."""
-    if isinstance(error, GraderFailedError) or type(error) is InvalidVerdictError:
-        return False
-    if isinstance(error, StepsError | CannotJudgeError | RowError | ConnectionError | TimeoutError):
-        return True
-    return isinstance(error, OSError) and error.errno in _OF_THE_MACHINE
+def _failed_over(error: Exception) -> GradeResult:
+    """The failure of an error; with GRADER_FAILED where an answer can have brought it about."""
+    verdict = GradeResult.of_error(error)
+    if not isinstance(error, GraderFailedError) and type(error) is not InvalidVerdictError:
+        machines = StepsError | CannotJudgeError | RowError | ConnectionError | TimeoutError
+        if isinstance(error, machines) or (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE):
+            return verdict
+    return replace(verdict, components={GRADER_FAILED: 1.0})
 
 
 def _is_finite(value: Any) -> bool:

@@ -14,20 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.environments.agents import AGENTS, resolve, stands_for
 from nemotron_steps.environments.registry import (
     AGENT_ALIASES,
+    AGENTS,
     BUILT_IN,
     environment_class,
     names,
     plugin,
+    resolve,
+    unknown,
 )
-from nemotron_steps.errors import UnknownNameError, UnsupportedError
+from nemotron_steps.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from nemotron_steps.environments.base import Environment, EnvironmentConfig
+    from nemotron_steps.environments.base import EnvironmentConfig
 
 _DOCSTRING = r'\s*"""(.*?)(?:"""|\n\s*\n)'
 _ELSEWHERE = "See the module docstring"
@@ -36,42 +38,38 @@ _PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Listed:
-    """An environment in a list. `origin` is `built-in`, or the entry point of who brings it."""
+    """An environment in a list. `origin` is `built-in`, or the entry point of who brings it; `agents` are names that
+    rows may have for it besides `NAME_simple_agent`."""
 
     name: str
     summary: str
     origin: str
     agents: tuple[str, ...]
-    """Names of agents that rows may have for it, besides `NAME_simple_agent`."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One key of `env.nemo_gym.environments.NAME`."""
+    """One key of `env.nemo_gym.environments.NAME`; the default as JSON has it."""
 
     name: str
     type: str
     default: Any
-    """As JSON has it; None where it is required."""
     required: bool
     text: str
 
 
 @dataclass(frozen=True)
 class Described:
-    """An environment as rows of `asked` get it."""
+    """An environment as rows of `asked`, its own name or an agent's, get it: with the settings `preset`. `needs` says
+    why the name stands for nothing without being configured; `reward_range` is None where a setting says it."""
 
     asked: str
-    """The name that was asked for: of the environment, or of an agent."""
     environment: str
     preset: Mapping[str, Any]
-    """Settings that `asked` brings."""
     needs: str | None
-    """Why `asked` stands for nothing without being configured."""
     text: str
     origin: str
     reward_range: tuple[float, float] | None
-    """None: a setting says."""
     required_fields: tuple[str, ...]
     judges: tuple[str, ...]
     judges_groups: bool
@@ -84,9 +82,10 @@ def listed() -> list[Listed]:
     """Every environment by name, none imported."""
     found = []
     for name in names():
-        entry = plugin(name)
-        origin = "built-in" if name in BUILT_IN else entry.value if entry is not None else ""
-        found.append(Listed(name, _summary(BUILT_IN[name]) if name in BUILT_IN else "", origin, agents_of(name)))
+        summary, origin = "", getattr(plugin(name), "value", "")
+        if name in BUILT_IN:
+            summary, origin = _summary(BUILT_IN[name]), "built-in"
+        found.append(Listed(name, summary, origin, agents_of(name)))
     return found
 
 
@@ -111,6 +110,9 @@ def described(name: str) -> Described:
 
     loaded = environment_class(environment)
     config = loaded.config_class
+    text = loaded.__doc__ or ""
+    if not loaded.__module__.startswith(__package__) or text.startswith(_ELSEWHERE):
+        text = inspect.getmodule(loaded).__doc__ or text
     try:
         built = loaded(config.model_validate(preset), {})
     except ValidationError:  # it cannot do without settings
@@ -120,7 +122,7 @@ def described(name: str) -> Described:
         environment=environment,
         preset=preset,
         needs=needs,
-        text=_text(loaded),
+        text=inspect.cleandoc(text),
         origin="built-in" if environment in BUILT_IN else f"{loaded.__module__}:{loaded.__qualname__}",
         reward_range=built.reward_range if built is not None else None,
         required_fields=("responses_create_params.input", *loaded.required_fields),
@@ -130,32 +132,6 @@ def described(name: str) -> Described:
         settings=_settings(config),
         agents=agents_of(environment),
     )
-
-
-def _text(loaded: type[Environment]) -> str:
-    own = loaded.__doc__ or ""
-    if loaded.__module__.startswith(__package__) and not own.startswith(_ELSEWHERE):
-        return inspect.cleandoc(own)
-    return inspect.cleandoc(inspect.getmodule(loaded).__doc__ or own)
-
-
-def unknown(name: str) -> UnknownNameError:
-    """What to say of a name that is neither an environment's nor an agent's."""
-    from difflib import get_close_matches
-
-    known = [*names(), *AGENTS]
-    close = get_close_matches(name, known, n=3, cutoff=0.4)
-    return UnknownNameError(
-        f"no environment or agent is named `{name}`",
-        expected="a name that `steps env list` shows",
-        found=name,
-        hints=tuple(f"steps env show {match}" for match in close) or ("steps env list",),
-    )
-
-
-def known(name: str) -> bool:
-    """Whether a name stands for an environment or an agent, without importing it."""
-    return stands_for(name) is not None
 
 
 def _summary(reference: str) -> str:

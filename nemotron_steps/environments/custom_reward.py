@@ -16,9 +16,7 @@ import asyncio
 import hashlib
 import importlib
 import inspect
-import json
 import math
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -34,18 +32,15 @@ from nemotron_steps.environments.base import (
     Environment,
     EnvironmentConfig,
     GradeResult,
-    GraderFailedError,
-    Response,
     Row,
     Session,
 )
-from nemotron_steps.environments.responses import text_of
+from nemotron_steps.environments.failures import GraderFailedError
+from nemotron_steps.environments.responses import Response, text_of
 from nemotron_steps.errors import ConfigError
 
 _TRAINERS_OWN = frozenset({"completion_ids", "prompt_ids", "trainer_state", "log_extra", "log_metric"})
 """What TRL gives a function besides: tokens and state of its own trainer."""
-_SHOWN = 200
-"""Characters of a value in a command that calls a function again."""
 _VERL = frozenset({"solution_str", "ground_truth"})
 
 
@@ -84,27 +79,23 @@ class RewardFunctionEnvironment(Environment):
             _refuse_unfillable(load(each.function), each.function)
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """One answer, as a group of its own."""
         (verdict,) = await self.verify_group(row, [response], [session])
         return verdict
 
     async def verify_group(
         self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
     ) -> list[GradeResult]:
-        """Every function on all answers; the weighted sum of what each gives an answer."""
         texts = [response.text for response in responses]
         columns = {key: value for key, value in row.items() if key not in ("responses_create_params", "agent_ref")}
         prompt = columns.pop("prompt", None) or row["responses_create_params"]["input"]
 
         async def called(function: str) -> list[float | None]:
-            given = (function, prompt, texts, columns)
+            given, limits = (function, prompt, texts, columns), (self.config.workers, self.config.timeout_s)
             try:
-                return await self.in_helper(  # type: ignore[no-any-return]
-                    call, *given, size=self.config.workers, cpu_s=self.config.timeout_s
-                )
+                found: list[float | None] = await self.in_helper(call, *given, size=limits[0], cpu_s=limits[1])
             except GraderFailedError as error:
-                hint = _command(*given)
-                raise GraderFailedError(error.failure, f"reward={function}: {error.message}", hint) from error
+                raise GraderFailedError(error.failure, f"reward={function}: {error.message}") from error
+            return found
 
         rewards = await asyncio.gather(*(called(each.function) for each in self.config.functions))
         return [self._verdict(of_one_answer) for of_one_answer in zip(*rewards, strict=True)]
@@ -120,19 +111,6 @@ class RewardFunctionEnvironment(Environment):
             message = f"the sum of the rewards must be a finite float32, found {total}: {parts}"
             return GradeResult.failed(VERIFIER_CRASHED, message=message)
         return GradeResult(total, told)
-
-
-def _command(function: str, prompt: Any, completions: list[str], columns: dict[str, Any]) -> str:
-    """The command that calls a function as `call` did; long values are left out."""
-
-    def short(value: Any) -> Any:
-        return value if len(json.dumps(value)) <= _SHOWN else "..."
-
-    values = {name: short(value) for name, value in columns.items()}
-    given = [function, short(prompt), [short(each) for each in completions[:2]], values]
-    program = f"import json, sys; from {__name__} import call; print(call(*json.loads(sys.argv[1])))"
-    arguments = json.dumps(given, ensure_ascii=False)
-    return shlex.join(["python", "-c", program, arguments]) + "   # the function alone"
 
 
 def call(function: str, prompt: Any, completions: list[str], columns: dict[str, Any]) -> list[float | None]:
@@ -180,17 +158,16 @@ def _called(function: Callable[..., Any], known: dict[str, Any]) -> Any:
 def _refuse_unfillable(function: Callable[..., Any], name: str) -> None:
     """ConfigError for a function that wants what only a trainer in its own process has."""
     try:
-        signature = inspect.signature(function)
+        parameters = inspect.signature(function).parameters.values()
     except ValueError:  # of a function in C that does not say
         return
-    empty = [each.name for each in signature.parameters.values() if each.default is each.empty]
-    if required := [name for name in empty if name in _TRAINERS_OWN]:
+    required = [each.name for each in parameters if each.default is each.empty and each.name in _TRAINERS_OWN]
+    if required:
         plain = name.rpartition(":")[2]
         raise ConfigError(
             f"the reward function takes {' and '.join(required)}, which it is not given",
             where=name,
-            expected="f(prompts, completions, **columns): texts or messages, and columns of the rows",
-            found=f"{plain}{signature}",
+            expected="texts or messages, and columns of the rows",
             hints=(f"def {plain}(prompts, completions, **columns)",),
         )
 
@@ -212,38 +189,32 @@ def _number(reward: Any, function: str) -> float:
 def load(function: str) -> Callable[..., Any]:
     """The function of a name."""
     place, _, name = function.rpartition(":")
-    path = Path(place) if place.endswith(".py") else None
     try:
-        if path is not None:
-            status = path.stat()
-            module: Any = _module_of(path, (status.st_ctime_ns, status.st_size))
+        if place.endswith(".py"):
+            status = Path(place).stat()
+            module: Any = _module_of(Path(place), (status.st_ctime_ns, status.st_size))
         else:
             module = importlib.import_module(place)
     except Exception as error:  # the user's own code may raise anything
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
         raise ConfigError(
-            f"the reward function's {'file' if path is not None else 'module'} does not load",
+            f"the reward function's {'file' if place.endswith('.py') else 'module'} does not load",
             where=place,
             found=f"{type(error).__name__}: {error}",
-            hints=(
-                *((f"pip install {error.name}",) if isinstance(error, ModuleNotFoundError) and error.name else ()),
-                "reward=FILE.py:FUNCTION",
-            ),
+            hints=(*((f"pip install {missing}",) if missing else ()), "reward=FILE.py:FUNCTION"),
         ) from error
     found = module
     for part in name.split("."):
         found = getattr(found, part, None)
-    if found is None:
-        defined = vars(module).items() if path is not None else ()
-        there = [each for each, value in defined if inspect.isfunction(value) and not each.startswith("_")]
+    if not callable(found):
+        there = [each for each, value in vars(module).items() if inspect.isfunction(value) and each[0] != "_"]
         raise ConfigError(
-            f"there is no function '{name}'",
+            f"there is no function '{name}'" if found is None else f"'{name}' is not a function",
             where=place,
-            expected=", ".join(there) or "a function of that name",
+            expected=", ".join(there[:20]) or "a function of that name",
             found=name,
             hints=tuple(f"reward={place}:{each}" for each in there[:3]),
         )
-    if not callable(found):
-        raise ConfigError(f"'{name}' is not a function", where=place, found=type(found).__name__)
     return found  # type: ignore[no-any-return]
 
 

@@ -7,8 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.environments.agents import Options, agent_of, resolve, unknown_agent
-from nemotron_steps.environments.registry import create, environment_class
+from nemotron_steps.environments.registry import Options, agent_of, create, environment_class, resolve, unknown_agent
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.base import Environment, Row
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
 
 POLICY_NAME = "policy"
-"""What the policy's endpoint calls the model in training."""
 
 
 class EnvironmentSet:

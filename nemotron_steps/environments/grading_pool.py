@@ -27,13 +27,10 @@ LINE_LIMIT = 64 * 1024 * 1024
 MEMORY_BYTES = 4 * 1024**3
 """Of address space: what an expression that grows without end may take before it counts as too long."""
 OUT_OF_MEMORY = 86
-"""Exit code of a helper that came to MEMORY_BYTES."""
 WALL_FACTOR = 10
 """A call may take so many times its processor time by the clock: for a helper that sleeps, or gets no processor."""
 STARTING_S = 120.0
-"""Until a helper has imported its grader, on a busy machine."""
 ENDING_S = 5.0
-"""From a helper's last word to its end."""
 FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT})
 """Exit codes of a helper that somebody ended, the kernel when the machine's memory is used up among them."""
 PR_SET_PDEATHSIG = 1
@@ -93,8 +90,7 @@ class GradingPool:
     def _ended(self, code: int | None) -> Exception:
         """What became of a helper that has ended over a call."""
         if code in (OUT_OF_MEMORY, -signal.SIGPROF):
-            used_up = "memory" if code == OUT_OF_MEMORY else "processor time"
-            return GraderFailedError(VERIFIER_TIMEOUT, f"{self._name}: it used up its {used_up}")
+            return GraderFailedError(VERIFIER_TIMEOUT, f"{self._name}: its processor time or memory is used up")
         if code not in FROM_OUTSIDE:
             return GraderFailedError(VERIFIER_CRASHED, f"{self._name}: exit code {code}")
         return self._lost("died", f"exit code {code}")
@@ -155,10 +151,7 @@ def serve(parent: int, seconds: float, name: str) -> None:
         try:
             reply = json.dumps({"value": grade(*json.loads(line))})
         except MemoryError:
-            try:
-                traceback.print_exc()
-            finally:
-                os._exit(OUT_OF_MEMORY)
+            os._exit(OUT_OF_MEMORY)
         except Exception:
             reply = json.dumps({"error": traceback.format_exc(limit=-2)[-1000:]})
         channel.write(reply + "\n")

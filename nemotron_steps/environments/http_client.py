@@ -1,24 +1,23 @@
-"""JSON over HTTP on aiohttp with bounded retries, for judges and remote environments. Of several equal servers, those
-that fail are routed around (replicas.py).
+"""JSON over HTTP on aiohttp with bounded retries, for judges and remote environments: of one server, or of equal ones.
 
-A client has an event loop in a thread of its own, so that it serves whatever loop asks, blocking callers too, and keeps
-its connections between them. Not for streaming, and proxies from the process environment are ignored on purpose: judges
-and environment servers live on the cluster's own network.
+All clients of a process share a loop in a thread and its connections, so that they serve whatever loop asks, and
+blocking callers. Not for streaming. Proxies from the process environment are ignored on purpose: judges and environment
+servers live on the cluster's own network.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import logging
-import math
+import os
 import random
 import threading
 import time
-import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from nemotron_steps.environments.loop_thread import LoopThread
@@ -26,75 +25,21 @@ from nemotron_steps.errors import ConfigError
 from nemotron_steps.waiting import waiting
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     import aiohttp
 
 _LOG = logging.getLogger(__name__)
-
-LOST_FOR_S = 10.0
-"""A lost server is left alone at least so long: one that is ready and still fails must not be reported every second."""
-
-
-@dataclass(eq=False)
-class Replica:
-    """One of the servers. `in_flight` counts requests that wait for `free`, too."""
-
-    url: str
-    free: asyncio.Semaphore
-    in_flight: int = 0
-    lost: bool = False
-
-
-class Replicas:
-    """Equal servers behind one client: which one is asked next, and which ones are lost for now. On one event loop.
-
-    The least loaded is asked first, equal ones in turn. One that gives no answer is left alone, reported once, and
-    comes back when it is ready again (`ready` returns then); where all are lost, all are asked, so that the last word
-    is a server's and never a guess.
-    """
-
-    def __init__(self, urls: Sequence[str], max_concurrency: int, ready: Callable[[Replica], Awaitable[None]]) -> None:
-        self.all = tuple(Replica(url, asyncio.Semaphore(max_concurrency)) for url in urls)
-        self._ready = ready
-        self._turn = 0
-        self._recovering: dict[Replica, asyncio.Task[None]] = {}
-
-    def in_order(self) -> list[Replica]:
-        """Whom to ask, best first; lost ones last."""
-        self._turn = (self._turn + 1) % len(self.all)
-        turned = self.all[self._turn :] + self.all[: self._turn]
-        return sorted(turned, key=lambda replica: (replica.lost, replica.in_flight))
-
-    def lose(self, replica: Replica, cause: str) -> None:
-        """It gave no answer. The only server there is cannot be lost: there is nobody else to ask."""
-        if replica.lost or len(self.all) == 1:
-            return
-        replica.lost = True
-        others = [each.url for each in self.all if not each.lost]
-        _LOG.warning("%s gives no answer (%s); asked instead: %s", replica.url, cause, ", ".join(others) or "none left")
-        self._recovering[replica] = asyncio.ensure_future(self._recover(replica))
-
-    def find(self, replica: Replica) -> None:
-        """It answers."""
-        if replica.lost:
-            replica.lost = False
-            _LOG.warning("%s answers again", replica.url)
-            # Lost once more, it is left alone for as long as the first time.
-            recovering = self._recovering.pop(replica, None)
-            if recovering is not None:
-                recovering.cancel()
-
-    async def _recover(self, replica: Replica) -> None:
-        await asyncio.sleep(LOST_FOR_S)
-        await self._ready(replica)
-        del self._recovering[replica]
-        self.find(replica)
-
 
 RETRIED_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 MAX_ANSWER = 256 * 1024 * 1024
 """Bytes: an agent's answer has the tokens of every turn."""
 KEEP_ALIVE_S = 4.0
 """An unused connection is closed, sooner than servers do it (uvicorn: 5 s), so that none is lost under a request."""
+LOST_FOR_S = 30.0
+"""Of equal servers, one that gave no answer is asked last for so long."""
+
+Value = TypeVar("Value")
 
 
 class HttpStatusError(Exception):
@@ -107,182 +52,55 @@ class HttpStatusError(Exception):
 
 
 class ServerUnreachableError(Exception):
-    """No usable answer within the retries; carries the last cause. `over_request`: the servers took the request, and
-    failed or did not end every time, so it may be what they fail over."""
-
-    def __init__(self, message: str, over_request: bool = False) -> None:
-        super().__init__(message)
-        self.over_request = over_request
+    """No usable answer within the retries; carries the last cause."""
 
 
 class _NoAnswerError(ServerUnreachableError):
     """One attempt brought no answer; says why."""
 
 
-class _LostMeanwhileError(Exception):
-    """The server was lost while a question waited for it; the question was not sent."""
+@dataclass(eq=False)
+class _Server:
+    url: str
+    in_flight: int = 0
+    lost_until: float = 0.0
 
 
-READY_GRACE_S = 5.0
-"""Equal servers are rarely ready in the same instant; later ones are waited for so long once the first one is."""
+_wires: dict[int, tuple[LoopThread, aiohttp.ClientSession]] = {}
+_starting = threading.Lock()
 
 
-class _Held:
-    """What a client has to end, and what runs there. It does not know the client, which it would keep alive."""
+def _wire() -> tuple[LoopThread, aiohttp.ClientSession]:
+    """The loop and the connections of this process."""
+    import aiohttp
 
-    def __init__(
-        self, urls: Sequence[str], headers: Mapping[str, str], ready_path: str, timeout_s: float, max_concurrency: int
-    ) -> None:
-        self.thread: LoopThread | None = None
-        self.session: aiohttp.ClientSession | None = None
-        self.closed = False
-        self.headers = headers
-        self.ready_path = ready_path
-        self.timeout_s = timeout_s
-        self.base_url = ", ".join(urls)
-        self.servers = Replicas(urls, max_concurrency, lambda server: self._ready(server, math.inf))
+    async def session() -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
+        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())  # cookies are callers'
 
-    def end(self, wait: bool) -> None:
-        thread, self.thread = self.thread, None
-        if thread is not None and wait:
-            thread.stop(self._disconnect)
-        elif thread is not None:
-            thread.stop_soon(self._disconnect)
+    with _starting:
+        if os.getpid() not in _wires:
+            thread = LoopThread("json-http")
+            _wires[os.getpid()] = thread, thread.run(session())
+            atexit.register(thread.stop, _wires[os.getpid()][1].close)
+        return _wires[os.getpid()]
 
-    async def _disconnect(self) -> None:
-        if self.session is not None:
-            await self.session.close()
 
-    async def any(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> tuple[int, bytes, str | None]:
-        """Status, body and new cookies of the first answer; no status is in RETRIED_STATUS. _NoAnswerError when no
-        server gives one."""
-        causes: dict[str, str] = {}
-        over_request = True
-        asking, left = self.servers.in_order(), set[Replica]()
-        for server in asking:
-            server.in_flight += 1
-            though_lost = server.lost or server in left
-            try:
-                status, raw, cookies = await self._ask(server, method, path, body, headers, self.timeout_s, though_lost)
-            except _LostMeanwhileError:
-                left.add(server)
-                asking.append(server)  # where no other server answers, it has the last word
-                continue
-            except _NoAnswerError as error:
-                causes[server.url], over_request = str(error), over_request and error.over_request
-            else:
-                if status not in RETRIED_STATUS:
-                    self.servers.find(server)
-                    return status, raw, cookies
-                causes[server.url], over_request = f"HTTP {status}: {raw[:200]!r}", over_request and status == 500
-            finally:
-                server.in_flight -= 1
-            self.servers.lose(server, causes[server.url])
-        if len(causes) == 1:
-            raise _NoAnswerError(next(iter(causes.values())), over_request)
-        raise _NoAnswerError("; ".join(f"{url}: {cause}" for url, cause in causes.items()), over_request)
-
-    async def _ask(
-        self,
-        server: Replica,
-        method: str,
-        path: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
-        timeout_s: float,
-        though_lost: bool = True,
-    ) -> tuple[int, bytes, str | None]:
-        """What one server answers. _LostMeanwhileError, unless `though_lost`, when it was lost before it was free: who
-        queues for a server that hangs must not wait for one time-out after another."""
-        import aiohttp
-        from yarl import URL
-
-        if self.session is None:
-            self.session = aiohttp.ClientSession(
-                headers=self.headers,
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
-                cookie_jar=aiohttp.DummyCookieJar(),  # sessions are the callers'
-            )
-        sent = {**headers, "Content-Type": "application/json"} if body is not None else headers
-        url = URL(server.url + path, encoded=True)
-        try:
-            async with server.free:
-                if server.lost and not though_lost:
-                    raise _LostMeanwhileError
-                with waiting(f"an answer from {url.with_query(None)}", timeout_s):
-                    async with self.session.request(
-                        method,
-                        url,
-                        data=body,
-                        headers=sent,
-                        allow_redirects=False,
-                        timeout=aiohttp.ClientTimeout(total=timeout_s),
-                    ) as answer:
-                        raw = bytearray()
-                        async for piece in answer.content.iter_any():
-                            raw += piece
-                            if len(raw) > MAX_ANSWER:
-                                raise _NoAnswerError(f"the answer is over {MAX_ANSWER} bytes")
-                        pairs = [value.split(";", 1)[0] for value in answer.headers.getall("Set-Cookie", [])]
-                        return answer.status, bytes(raw), "; ".join(pairs) or None
-        except TimeoutError as error:
-            raise _NoAnswerError(f"no answer within {timeout_s:g} s", over_request=True) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise _NoAnswerError(f"{type(error).__name__}: {error}") from error
-        except asyncio.CancelledError as error:
-            if self.closed:
-                raise ServerUnreachableError(f"{server.url}{path}: the client was closed") from error
-            raise
-
-    async def some_ready(self, timeout_s: float) -> None:
-        asked = {asyncio.ensure_future(self._ready(server, timeout_s)): server for server in self.servers.all}
-        late = set(asked)
-        try:
-            with waiting(f"{self.base_url} to be ready", timeout_s):
-                while late and not any(task.done() and task.exception() is None for task in asked):
-                    _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
-            if late:
-                await asyncio.wait(late, timeout=READY_GRACE_S)
-        finally:
-            for task in asked:
-                task.cancel()
-        causes = [str(task.exception()) for task in asked if task.done() and task.exception() is not None]
-        if len(causes) == len(asked):
-            raise ServerUnreachableError("; ".join(causes))
-        for task, server in asked.items():
-            if not task.done() or task.exception() is not None:
-                self.servers.lose(server, "not ready yet")
-
-    async def _ready(self, server: Replica, timeout_s: float) -> None:
-        """Return once one server is ready; ServerUnreachableError after timeout_s."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                status, raw, _ = await self._ask(server, "GET", self.ready_path, None, {}, min(5.0, timeout_s))
-            except _NoAnswerError as error:
-                cause = str(error)
-            else:
-                if status < 500:
-                    return
-                cause = f"HTTP {status}: {raw[:200]!r}"
-            if time.monotonic() + 1.0 > deadline:
-                where = f"{server.url}{self.ready_path}"
-                raise ServerUnreachableError(f"{where} not ready after {timeout_s:g} s ({cause})")
-            await asyncio.sleep(1.0)
+def run(work: Coroutine[Any, Any, Value]) -> Value:
+    """What a coroutine of clients comes to, for blocking callers."""
+    return _wire()[0].run(work)
 
 
 class JsonClient:
-    """A JSON client of one server, or of equal ones. Its thread and connections begin with the first request, so that
-    one that is never used costs nothing, and end with the client at the latest.
+    """A JSON client of one server, or of equal ones: the least loaded is asked first, and where it gives no answer,
+    the next. One that is never used costs nothing.
 
     Args:
         ready_path: answers below 500 when a server is ready.
-        timeout_s: of one attempt, which asks every server until one answers.
+        timeout_s: of one attempt at one server.
         retries: further attempts, on connection errors and RETRIED_STATUS.
         backoff_s: first pause between attempts; doubles, with jitter, up to 30 s.
-        max_concurrency: requests in flight at once at each server; the others queue.
+        max_concurrency: requests in flight at once, times the servers; the others queue.
     """
 
     def __init__(
@@ -302,12 +120,14 @@ class JsonClient:
                 raise ConfigError("a server URL is malformed", expected="http://HOST:PORT or https://HOST", found=url)
         self.base_urls = tuple(url.rstrip("/") for url in urls)
         self.base_url = ", ".join(self.base_urls)
-        self._retries = retries
-        self._backoff_s = backoff_s
-        self._starting = threading.Lock()
-        sent = {"Accept": "application/json", **(headers or {})}
-        self._held = _Held(self.base_urls, sent, ready_path, timeout_s, max_concurrency)
-        weakref.finalize(self, self._held.end, wait=False)
+        self._servers = [_Server(url) for url in self.base_urls]
+        self._free = asyncio.Semaphore(max_concurrency * len(urls))
+        self._turn = 0
+        self._headers = {"Accept": "application/json", **(headers or {})}
+        self._ready_path, self._timeout_s = ready_path, timeout_s
+        self._retries, self._backoff_s = retries, backoff_s
+        self._closed = False
+        self._pending: set[Future[Any]] = set()
 
     async def post(
         self, path: str, body: Any, *, cookies: str | None = None, headers: Mapping[str, str] | None = None
@@ -317,66 +137,148 @@ class JsonClient:
         HttpStatusError: the server refused the request (3xx, 4xx), or its answer is nested too deep to be read.
         ServerUnreachableError: every attempt failed, or the answer was not JSON.
         """
-        return await self._request("POST", path, json.dumps(body).encode(), cookies, headers or {})
+        sent = {**(headers or {}), "Content-Type": "application/json"}
+        if cookies:
+            sent["Cookie"] = cookies
+        return await self._request("POST", path, json.dumps(body).encode(), sent)
 
     async def get(self, path: str) -> Any:
         """GET and parse JSON; errors as post."""
-        return (await self._request("GET", path, None, None, {}))[0]
+        return (await self._request("GET", path, None, {}))[0]
 
     def read(self, path: str) -> Any:
         """As get, for blocking callers."""
-        return self._running().run(self.get(path))
+        return run(self.get(path))
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Poll `ready_path` once a second until it answers below 500. Of several servers one is enough: those that are
-        not ready within READY_GRACE_S of the first are reported, and used as soon as they are."""
-        self._running().run(self._held.some_ready(timeout_s))
+        """As wait_ready, for blocking callers."""
+        run(self.wait_ready(timeout_s))
 
     async def wait_ready(self, timeout_s: float) -> None:
-        """As wait_until_ready, awaited: it ends when it is cancelled."""
-        await self._running().answer(self._held.some_ready(timeout_s))
+        """Poll `ready_path` once a second until it answers below 500. Of several servers one is enough."""
+        deadline = time.monotonic() + timeout_s
+        with waiting(f"{self.base_url} to be ready", timeout_s):
+            while True:
+                causes = await asyncio.gather(*(self._not_ready(url, min(5.0, timeout_s)) for url in self.base_urls))
+                if None in causes:
+                    return
+                if time.monotonic() + 1.0 > deadline:
+                    raise ServerUnreachableError("; ".join(f"{cause} after {timeout_s:g} s" for cause in causes))
+                await asyncio.sleep(1.0)
 
     def close(self) -> None:
-        """Close the connections and end the thread. Requests in flight are broken off: ServerUnreachableError."""
-        self._held.closed = True
-        self._held.end(wait=True)
+        """Requests in flight are broken off: ServerUnreachableError."""
+        self._closed = True
+        for future in list(self._pending):
+            future.cancel()
 
-    def _running(self) -> LoopThread:
-        """The thread where servers are to be asked."""
-        if self._held.closed:
-            raise ServerUnreachableError(f"{self.base_url}: the client is closed")
-        with self._starting:
-            if self._held.thread is None:
-                self._held.thread = LoopThread("json-http")
-            return self._held.thread
+    async def _not_ready(self, url: str, timeout_s: float) -> str | None:
+        try:
+            status, raw, _ = await self._on_loop(_ask("GET", url + self._ready_path, None, self._headers, timeout_s))
+        except _NoAnswerError as error:
+            return f"{url}{self._ready_path} not ready ({error})"
+        return None if status < 500 else f"{url}{self._ready_path} not ready (HTTP {status}: {raw[:200]!r})"
 
     async def _request(
-        self, method: str, path: str, body: bytes | None, cookies: str | None, headers: Mapping[str, str]
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> tuple[Any, str | None]:
-        sent = {**headers, "Cookie": cookies} if cookies else headers
-        cause, over_request = "", True
+        cause = ""
         for attempt in range(self._retries + 1):
             if attempt:
                 pause = min(30.0, self._backoff_s * 2 ** (attempt - 1))
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            thread = self._running()
             try:
-                status, raw, new_cookies = await thread.answer(self._held.any(method, path, body, sent))
+                status, raw, cookies = await self._on_loop(self._attempt(method, path, body, headers))
             except _NoAnswerError as error:
-                cause, over_request = str(error), over_request and error.over_request
+                cause = str(error)
                 continue
             if status >= 300:
                 raise HttpStatusError(status, raw.decode(errors="replace"))
             try:
-                return json.loads(raw), new_cookies
+                return json.loads(raw), cookies
             except ValueError:
-                cause, over_request = f"answer is not JSON: {raw[:200]!r}", False
+                cause = f"answer is not JSON: {raw[:200]!r}"
             except RecursionError as error:
                 raise HttpStatusError(status, "the answer is nested too deep") from error
         message = f"{self.base_url}{path} failed {self._retries + 1} times ({cause})"
-        if len(self.base_urls) > 1:
-            message = f"none of {len(self.base_urls)} servers answers {path} ({cause})"
-        raise ServerUnreachableError(message, over_request)
+        if len(self._servers) > 1:
+            message = f"none of {len(self._servers)} servers answers {path} ({cause})"
+        raise ServerUnreachableError(message)
+
+    async def _on_loop(self, work: Coroutine[Any, Any, Value]) -> Value:
+        if self._closed:
+            work.close()
+            raise ServerUnreachableError(f"{self.base_url}: the client is closed")
+        future = asyncio.run_coroutine_threadsafe(work, _wire()[0].loop)
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError as error:
+            if self._closed:
+                raise ServerUnreachableError(f"{self.base_url}: the client was closed") from error
+            raise
+
+    async def _attempt(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[int, bytes, str | None]:
+        """Status, body and new cookies of the first answer; no status is in RETRIED_STATUS."""
+        causes = {}
+        async with self._free:
+            for server in self._in_order():
+                server.in_flight += 1
+                try:
+                    sent = {**self._headers, **headers}
+                    answer = await _ask(method, server.url + path, body, sent, self._timeout_s)
+                except _NoAnswerError as error:
+                    cause = str(error)
+                else:
+                    if answer[0] not in RETRIED_STATUS:
+                        server.lost_until = 0.0
+                        return answer
+                    cause = f"HTTP {answer[0]}: {answer[1][:200]!r}"
+                finally:
+                    server.in_flight -= 1
+                causes[server.url] = cause
+                now = time.monotonic()
+                if len(self._servers) > 1 and server.lost_until < now:
+                    _LOG.warning("%s gives no answer (%s); the others are asked", server.url, cause)
+                server.lost_until = now + LOST_FOR_S
+        told = [f"{url}: {cause}" for url, cause in causes.items()]
+        raise _NoAnswerError("; ".join(told) if len(told) > 1 else cause)
+
+    def _in_order(self) -> list[_Server]:
+        """Whom to ask: the least loaded first, equal ones in turn, lost ones last."""
+        self._turn = (self._turn + 1) % len(self._servers)
+        turned = self._servers[self._turn :] + self._servers[: self._turn]
+        now = time.monotonic()
+        return sorted(turned, key=lambda server: (server.lost_until > now, server.in_flight))
+
+
+async def _ask(
+    method: str, address: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float
+) -> tuple[int, bytes, str | None]:
+    """Status, body and new cookies of one server's answer."""
+    import aiohttp
+    from yarl import URL
+
+    url = URL(address, encoded=True)
+    limit = aiohttp.ClientTimeout(total=timeout_s)
+    options: dict[str, Any] = {"data": body, "headers": headers, "allow_redirects": False, "timeout": limit}
+    try:
+        with waiting(f"an answer from {url.with_query(None)}", timeout_s):
+            async with _wire()[1].request(method, url, **options) as answer:
+                raw = bytearray()
+                async for piece in answer.content.iter_any():
+                    raw += piece
+                    if len(raw) > MAX_ANSWER:
+                        raise _NoAnswerError(f"the answer is over {MAX_ANSWER} bytes")
+                pairs = [value.split(";", 1)[0] for value in answer.headers.getall("Set-Cookie", [])]
+                return answer.status, bytes(raw), "; ".join(pairs) or None
+    except TimeoutError as error:
+        raise _NoAnswerError(f"no answer within {timeout_s:g} s") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise _NoAnswerError(f"{type(error).__name__}: {error}") from error
 
 
 def _well_formed(url: str) -> bool:

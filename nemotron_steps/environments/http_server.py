@@ -29,21 +29,13 @@ IDLE_S = 30.0
 READ_S = 60.0
 """A request's body is whole within this of its head. Its answer may take hours."""
 MAX_CONNECTIONS = 1024
+"""And at most a quarter of the descriptors that the process may have."""
 
 _BUSY_BODY = b'{"error": {"message": "too many open connections; try again later", "type": "overloaded"}}'
 BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
     b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(_BUSY_BODY), _BUSY_BODY)
 )
-"""The whole answer to a connection over the bound."""
-
-
-def most_connections() -> int:
-    """How many connections a server keeps open: at most a quarter of the descriptors the process may have."""
-    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if descriptors == resource.RLIM_INFINITY:
-        return MAX_CONNECTIONS
-    return max(1, min(MAX_CONNECTIONS, descriptors // 4))
 
 
 def stranger(host: str | None, origin: str | None, *, bound: str) -> tuple[HTTPStatus, str] | None:
@@ -60,9 +52,8 @@ def stranger(host: str | None, origin: str | None, *, bound: str) -> tuple[HTTPS
 def _is_own(host: str, bound: str) -> bool:
     try:
         name = urlsplit(f"//{host}").hostname
-        if name in {"localhost", bound.lower(), socket.gethostname().lower()}:
-            return True
-        ipaddress.ip_address(name or "")  # an address cannot be rebound, only names can
+        if name not in {"localhost", bound.lower(), socket.gethostname().lower()}:
+            ipaddress.ip_address(name or "")  # an address cannot be rebound, only names can
     except ValueError:
         return False
     return True
@@ -133,9 +124,11 @@ class HttpServer:
 
     async def start(self) -> None:
         """Begin to answer, on the running loop."""
+        loop = asyncio.get_running_loop()
+        bounded: Any = web.BaseRequest
         self._connections = _Connections(
             self._answer,
-            request_factory=_bounded_request,
+            request_factory=lambda *parts: bounded(*parts, loop, client_max_size=MAX_BODY),
             handler_cancellation=True,
             # Until a head is whole, from the connection's start or the last answer.
             keepalive_timeout=IDLE_S,
@@ -143,7 +136,6 @@ class HttpServer:
             access_log=None,  # requests belong to the run's own journal
         )
         # The loop accepts as many connections in one go as `backlog` says, each a descriptor before it can be refused.
-        loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._connections, sock=self._socket, backlog=_ACCEPTED_AT_ONCE)
         self._socket.listen(_QUEUED)
 
@@ -162,9 +154,6 @@ class HttpServer:
             return _refusal(*refused)
         if (request.content_length or 0) > MAX_BODY:
             return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is over {MAX_BODY} bytes")
-        if request.headers.get("Expect", "").lower() == "100-continue":
-            assert request.transport is not None, "it would be cancelled"
-            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
             async with asyncio.timeout(READ_S):
                 body = await request.read()
@@ -197,7 +186,9 @@ class _Connections(web.Server):
     def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], **options: Any) -> None:
         super().__init__(handler, **options)
         self._options = {k: v for k, v in options.items() if k not in ("request_factory", "handler_cancellation")}
-        self._most = most_connections()
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        unlimited = descriptors == resource.RLIM_INFINITY
+        self._most = MAX_CONNECTIONS if unlimited else max(1, min(MAX_CONNECTIONS, descriptors // 4))
 
     def __call__(self) -> web.RequestHandler:
         return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
@@ -208,11 +199,6 @@ class _Connections(web.Server):
             transport.close()
         else:
             super().connection_made(handler, transport)
-
-
-def _bounded_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-    loop = asyncio.get_running_loop()
-    return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY)
 
 
 def _json(status: int, body: Any, headers: tuple[tuple[str, str], ...] = ()) -> web.Response:

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 Value = TypeVar("Value")
-Last = Callable[[], Awaitable[None]]
 
 
 class LoopThread:
@@ -14,35 +13,21 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, Value]) -> Value:
         """Run a coroutine there and wait for it, from any other thread."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
-    async def answer(self, work: Coroutine[Any, Any, Value]) -> Value:
-        """As run, awaited on another loop; cancelled with whoever awaits."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
-
-    def stop(self, last: Last | None = None) -> None:
+    def stop(self, last: Callable[[], Awaitable[None]] | None = None) -> None:
         """Cancel what still runs there, await `last` there, and end the thread."""
-        self.stop_soon(last)
+        self.run(self._end(last))
+        self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
-
-    def stop_soon(self, last: Last | None = None) -> None:
-        """As stop, without waiting: a finalizer may be called in any thread, this one too."""
-
-        def begin() -> None:
-            self._ending = self.loop.create_task(self._end(last))  # the loop itself holds no task
-
-        self.loop.call_soon_threadsafe(begin)
-
-    def _run(self) -> None:
-        self.loop.run_forever()
         self.loop.close()
 
-    async def _end(self, last: Last | None) -> None:
+    async def _end(self, last: Callable[[], Awaitable[None]] | None) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
@@ -50,4 +35,3 @@ class LoopThread:
         if last is not None:
             await last()
         await self.loop.shutdown_asyncgens()
-        self.loop.stop()

@@ -1,28 +1,20 @@
-"""Recorded rollouts graded again: a row of NeMo-Gym's rollout files holds the prompt's fields, `response` and `reward`.
-
-The files often lack fields of the row that only the grader saw; `RowsByPrompt` gives them back. Not for: sampling.
-"""
+"""Recorded rollouts graded again: rows of NeMo-Gym's files have the prompt's fields, `response` and `reward`."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.environments.base import FLOAT32_MAX
-from nemotron_steps.environments.responses import Response, text_of
+from nemotron_steps.environments.responses import Response, conversation, text_of
 from nemotron_steps.errors import DataError, UnsupportedError, show_line
-from nemotron_steps.rows.layouts import read_request
-from nemotron_steps.rows.messages import texts_of
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.base import Environment, GradeResult
 
 Placed = tuple[dict[str, Any], str]
-"""A row, and the file:line of it."""
 
 TASK_INDEX = "_ng_task_index"
 """NeMo-Gym's key: rollouts of one prompt have one number."""
@@ -43,35 +35,6 @@ class Regraded:
         if self.recorded is None or self.verdict.reward is None:
             return self.recorded is self.verdict.reward
         return abs(self.recorded - self.verdict.reward) <= tolerance
-
-
-class RowsByPrompt:
-    """Input rows, found by the conversation that they begin with; two of one conversation must not differ."""
-
-    def __init__(self, rows: Iterable[Placed]) -> None:
-        self._rows: dict[str, Placed] = {}
-        for row, where in rows:
-            known = self._rows.setdefault(prompt_key(row, where), (row, where))
-            if known[0] != row:
-                raise DataError(
-                    "two rows have one conversation and differ",
-                    where=where,
-                    expected="one row a conversation, to know which one a rollout is of",
-                    found=f"the same conversation at {known[1]}",
-                    hints=(*show_line(known[1]), *show_line(where)),
-                )
-
-    def completed(self, rollout: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """A rollout with the fields of its row; its own go before them. DataError if there is no such row."""
-        known = self._rows.get(prompt_key(rollout, where))
-        if known is None:
-            raise DataError(
-                "a rollout's conversation is that of no row",
-                where=where,
-                expected="the rows that the rollouts were sampled from",
-                hints=("--rows INPUTS.jsonl   # another file", *show_line(where)),
-            )
-        return {**known[0], **rollout}
 
 
 async def regrade(environment: Environment, rollouts: Iterable[Placed]) -> AsyncIterator[Regraded]:
@@ -128,18 +91,17 @@ def _groups(environment: Environment, rollouts: Iterable[Placed]) -> Iterator[li
     for rollout, where in rollouts:
         _check(rollout, where)
         environment.check_row_with_resources(rollout, where)
-        if group:
-            first = group[0][0]
-            if TASK_INDEX in first or TASK_INDEX in rollout:
-                same = first.get(TASK_INDEX) == rollout.get(TASK_INDEX)
-            else:
-                same = prompt_key(first, where) == prompt_key(rollout, where)
-            if not (environment.judges_groups and same):
-                yield group
-                group = []
+        if group and not (environment.judges_groups and _prompt(group[0][0]) == _prompt(rollout)):
+            yield group
+            group = []
         group.append((rollout, where))
     if group:
         yield group
+
+
+def _prompt(row: Mapping[str, Any]) -> Any:
+    """What rollouts of one prompt have in common."""
+    return row.get(TASK_INDEX) if TASK_INDEX in row else conversation(row)
 
 
 def _check(rollout: Mapping[str, Any], where: str) -> None:
@@ -151,10 +113,7 @@ def _check(rollout: Mapping[str, Any], where: str) -> None:
             where=f"{where} field response.output",
             expected="`response`: an OpenAI Responses object, with a list of output items",
             found=f"fields: {', '.join(sorted(rollout)) or 'none'}",
-            hints=(
-                f"steps env verify NAME ROLLOUTS.jsonl --rows {where.rpartition(':')[0]}   # if these are input rows",
-                *show_line(where),
-            ),
+            hints=show_line(where),
         )
     reward = rollout.get("reward")
     number = isinstance(reward, int | float) and not isinstance(reward, bool) and abs(reward) <= FLOAT32_MAX
@@ -166,10 +125,3 @@ def _check(rollout: Mapping[str, Any], where: str) -> None:
             found=text_of(reward, 80, repr),
             hints=('"reward": null   # where it could not be judged', *show_line(where)),
         )
-
-
-def prompt_key(row: Mapping[str, Any], where: str) -> str:
-    """A name of the conversation that a row begins with. DataError if it has none."""
-    request = read_request(row, where)
-    messages = [{"role": m["role"], "content": texts_of(m)} for m in request.messages]
-    return hashlib.sha256(json.dumps(messages, ensure_ascii=True).encode()).hexdigest()

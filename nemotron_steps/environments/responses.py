@@ -82,21 +82,12 @@ class Response:
     truncated: bool = False
 
     @classmethod
-    def from_text(
-        cls,
-        text: str,
-        *,
-        truncated: bool = False,
-        num_answer_tokens: int | None = None,
-        num_reasoning_tokens: int | None = None,
-    ) -> Response:
-        """A single assistant turn from its decoded text; reasoning is split off at the think tags."""
+    def from_text(cls, text: str, **more: Any) -> Response:
+        """A single assistant turn from its decoded text; reasoning is split off at the think tags. `more`: as
+        from_output."""
         reasoning, answer = split_reasoning(text)
-        output: list[dict[str, Any]] = []
-        if reasoning:
-            output.append(reasoning_item(reasoning))
-        output.append(message_item(answer))
-        return cls(answer, reasoning, [], output, num_answer_tokens, num_reasoning_tokens, truncated)
+        thought = [reasoning_item(reasoning)] if reasoning else []
+        return cls(answer, reasoning, [], [*thought, message_item(answer)], **more)
 
     @classmethod
     def from_output(
@@ -182,10 +173,8 @@ def reasoning_item(text: str) -> dict[str, Any]:
 
 def response_object(response: Response) -> dict[str, Any]:
     """The rollout as a complete OpenAI Responses object, ids filled in, as resources servers validate it."""
-    items = response.output
-    if not items:
-        items = [reasoning_item(response.reasoning)] if response.reasoning else []
-        items = [*items, message_item(response.text)]
+    thought = [reasoning_item(response.reasoning)] if response.reasoning else []
+    items = response.output or [*thought, message_item(response.text)]
     output = []
     for index, item in enumerate(items):
         filled = {"id": f"item_{index}", **item}

@@ -31,6 +31,10 @@ class StepsError(Exception):
     code: ClassVar[str] = "E000"
     exit_code: ClassVar[int] = 1
 
+    def __init_subclass__(cls, code: str | None = None, exit_code: int | None = None) -> None:
+        cls.code = code or cls.code
+        cls.exit_code = exit_code or cls.exit_code
+
     def __init__(
         self,
         what: str,
@@ -146,23 +150,16 @@ def _rebuild(cls: type[StepsError], what: str) -> StepsError:
     return error
 
 
-class RequestError(StepsError):
+class RequestError(StepsError, code="E010", exit_code=2):
     """The request is wrong; nothing ran."""
 
-    code = "E010"
-    exit_code = 2
 
-
-class ManifestError(RequestError, ValueError):
+class ManifestError(RequestError, ValueError, code="E100"):
     """A manifest, types or pipeline file is malformed."""
 
-    code = "E100"
 
-
-class UnknownNameError(RequestError, LookupError):
+class UnknownNameError(RequestError, LookupError, code="E110"):
     """No step, type, pipeline, artifact or run has that name."""
-
-    code = "E110"
 
 
 class _ManyProblems(RequestError, ValueError):
@@ -181,100 +178,73 @@ class _ManyProblems(RequestError, ValueError):
         return {**super().to_dict(), "problems": [p.to_dict() for p in self.problems]}
 
 
-class ConfigError(_ManyProblems):
+class ConfigError(_ManyProblems, code="E200"):
     """A config key, value or override is wrong. With several wrong, `problems` holds each as its own error."""
 
-    code = "E200"
+
+def raise_problems(problems: Sequence[ConfigError], subject: str) -> None:
+    """Raise nothing, the only problem, or one ConfigError that carries them all."""
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise ConfigError(f"{len(problems)} mistakes in {subject}", problems=problems)
 
 
-class PlanError(_ManyProblems):
+class PlanError(_ManyProblems, code="E300"):
     """A chain does not type-check. `problems` holds every problem found, not just the first."""
 
-    code = "E300"
 
-
-class ArtifactError(RequestError, ValueError):
+class ArtifactError(RequestError, ValueError, code="E400"):
     """An artifact is missing, corrupt or of the wrong type."""
 
-    code = "E400"
 
-
-class DataError(RequestError, ValueError):
+class DataError(RequestError, ValueError, code="E410"):
     """An input row or file is malformed; `where` names file and line."""
 
-    code = "E410"
 
-
-class UnsupportedError(RequestError, RuntimeError):
+class UnsupportedError(RequestError, RuntimeError, code="E500"):
     """A package, program or feature the request needs is absent on this machine."""
 
-    code = "E500"
 
-
-class StepFailedError(StepsError, RuntimeError):
+class StepFailedError(StepsError, RuntimeError, code="E601"):
     """The step ran and failed."""
 
-    code = "E601"
 
-
-class NonFiniteLossError(StepFailedError, ArithmeticError):
+class NonFiniteLossError(StepFailedError, ArithmeticError, code="E600"):
     """The loss or a gradient is NaN or infinite. No weight was changed."""
 
-    code = "E600"
 
-
-class StorageError(StepFailedError):
+class StorageError(StepFailedError, code="E610"):
     """Writing failed: disk full, permission denied, object store unreachable."""
 
-    code = "E610"
 
-
-class EngineError(StepFailedError):
+class EngineError(StepFailedError, code="E620"):
     """Generation, training or weight synchronisation broke."""
 
-    code = "E620"
 
-
-class SandboxError(StepFailedError):
+class SandboxError(StepFailedError, code="E630"):
     """The sandbox lets something through, or failed to run."""
 
-    code = "E630"
 
-
-class CheckFailedError(StepFailedError):
+class CheckFailedError(StepFailedError, code="E640"):
     """A stage's results are not what its pipeline asks for. They are kept; what reads them did not run."""
 
-    code = "E640"
 
-
-class RetryableError(StepsError, RuntimeError):
+class RetryableError(StepsError, RuntimeError, code="E701", exit_code=3):
     """Trying again may help."""
 
-    code = "E701"
-    exit_code = 3
 
-
-class JudgeUnavailableError(RetryableError):
+class JudgeUnavailableError(RetryableError, code="E700"):
     """A judge did not answer within its retries. Never turned into a reward."""
 
-    code = "E700"
 
-
-class WorkerLostError(RetryableError):
+class WorkerLostError(RetryableError, code="E710"):
     """A worker, node or server died."""
 
-    code = "E710"
 
-
-class StorageUnreachableError(StorageError, RetryableError):
+class StorageUnreachableError(StorageError, RetryableError, code="E720", exit_code=3):
     """The object store that holds the home does not answer, or says that it is busy or broken."""
 
-    code = "E720"
-    exit_code = 3
 
-
-class InterruptedRunError(StepsError):
+class InterruptedRunError(StepsError, code="E800", exit_code=130):
     """Ctrl-C or SIGTERM. Whatever was committed stays, and the run can be resumed."""
-
-    code = "E800"
-    exit_code = 130

@@ -6,27 +6,32 @@ stays JSON, and what it raises, an exit included, becomes one error that names t
 
 from __future__ import annotations
 
+import os
 import sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
-from importlib.machinery import all_suffixes
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.stopping import stop_if_asked, was_asked
 from nemotron_steps.waiting import waiting
 
 if TYPE_CHECKING:
-    import ast
+    from importlib.metadata import EntryPoint
+
+
+_METADATA = (".dist-info", ".egg-info")
 
 
 class PluginImportError(ImportError):
     """What was raised while a module was imported: `name` is the module, `line` the `file:line` that raised."""
 
     def __init__(self, reference: str, error: BaseException) -> None:
-        self.line = _line(error.__traceback__)
+        own = [f"{frame.f_code.co_filename}:{line}" for frame, line in walk_tb(error.__traceback__)]
+        self.line = next((each for each in reversed(own) if not each.startswith("<frozen")), None)
         super().__init__(f"{type(error).__name__}: {error}", name=reference.partition(":")[0])
 
 
@@ -37,15 +42,12 @@ def load_object(reference: str) -> Any:
     try:
         with redirect_stdout(sys.stderr), waiting(f"{module_name} to be imported"):
             found: Any = import_module(module_name)
-    except ModuleNotFoundError as error:
-        if was_asked():
-            raise KeyboardInterrupt from error
-        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise PluginImportError(reference, error) from error
     except (Exception, SystemExit) as error:
         if was_asked():
             raise KeyboardInterrupt from error
+        absent = error.name if isinstance(error, ModuleNotFoundError) else None
+        if absent is not None and f"{module_name}.".startswith(f"{absent}."):
+            raise
         raise PluginImportError(reference, error) from error
     stop_if_asked()
     for part in name.split("."):
@@ -53,104 +55,81 @@ def load_object(reference: str) -> Any:
     return found
 
 
-def unusable(reference: str, arguments: int | None = None) -> tuple[str, str] | None:
+def entry_points(group: str) -> tuple[EntryPoint, ...]:
+    """As `importlib.metadata.entry_points(group=…)`, which parses the metadata of every distribution and is itself most
+    of a quick command's time: it is asked only where some `entry_points.txt` has the group's name in it."""
+    if not _may_have(group):
+        return ()
+    from importlib import metadata
+
+    return tuple(metadata.entry_points(group=group))
+
+
+def _may_have(group: str) -> bool:
+    """Whether a distribution on sys.path names the group, or is not a plain folder to look into."""
+    for finder in sys.meta_path:  # other than Python's own, that know of distributions which are not on sys.path
+        named = finder if isinstance(finder, type) else type(finder)
+        if hasattr(finder, "find_distributions") and not named.__module__.startswith("_frozen_importlib"):
+            return True
+    for entry in dict.fromkeys(sys.path):
+        try:
+            infos = [each.path for each in os.scandir(entry or ".") if each.name.lower().endswith(_METADATA)]
+        except FileNotFoundError:
+            continue
+        except OSError:  # an archive, or a folder that cannot be listed
+            return True
+        for info in infos:
+            with suppress(FileNotFoundError, NotADirectoryError):  # it announces nothing
+                if group.encode() in Path(info, "entry_points.txt").read_bytes():
+                    return True
+    return False
+
+
+def unusable(reference: str) -> tuple[str, str] | None:
     """Why `module:name` cannot be used, and the module or `file:line` that says so; None where it may be. The source is
-    read, and nothing is imported: what the source leaves open is for whoever imports it.
-
-    Args:
-        arguments: how many it is called with; None for a class.
-    """
-    import ast
-
+    read, and nothing is imported: what the source leaves open is for whoever imports it."""
     module, _, name = reference.partition(":")
     file, missing = _source(module)
     if missing:
         return f"there is no module '{missing}'", module
     try:
-        found = bound(file) if file is not None else None
+        names = names_in(file) if file is not None else None
     except SyntaxError as error:
         return f"{error.msg} (invalid Python)", f"{file}:{error.lineno}"
     except (OSError, ValueError):
         return None
     first = name.partition(".")[0]
-    if file is None or found is None or first != name:
+    if file is None or names is None or first in names:
         return None
-    if first not in found:
-        submodule = (file.parent / first).is_dir() or (file.parent / f"{first}.py").is_file()
-        return None if submodule else (f"{module} has no '{first}'", f"{file}:1")
-    node, line = found[first], f"{file}:{getattr(found[first], 'lineno', 1)}"
-    if isinstance(node, ast.Constant | ast.List | ast.Dict | ast.Tuple | ast.Set | ast.JoinedStr):
-        return f"'{first}' is a value, not a {'class' if arguments is None else 'function'}", line
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return None
-    if arguments is None:
-        return f"'{first}' is a function, not a class", line
-    if isinstance(node, ast.AsyncFunctionDef):
-        return f"'{first}' is a coroutine function, which is called and never awaited", line
-    takes = node.args
-    positional = len(takes.posonlyargs) + len(takes.args)
-    least = positional - len(takes.defaults) + sum(default is None for default in takes.kw_defaults)
-    fits = least <= arguments and (takes.vararg is not None or arguments <= positional)
-    if node.decorator_list or (fits and None not in takes.kw_defaults):
-        return None
-    return f"'{first}({ast.unparse(takes)})' is called with {arguments} positional argument(s)", line
+    submodule = (file.parent / first).is_dir() or (file.parent / f"{first}.py").is_file()
+    return None if submodule else (f"{module} has no '{first}'", f"{file}:1")
 
 
 def _source(module: str) -> tuple[Path | None, str]:
     """The file of a module, None where it is not plain source; and the part of its name that there is nothing of."""
-    top, *rest = module.split(".")
-    try:
-        spec = find_spec(top)
-    except (ImportError, ValueError):
-        return None, ""
-    if spec is None:
-        return None, top
-    folders = [Path(each) for each in spec.submodule_search_locations or ()]
-    file = Path(spec.origin) if spec.has_location and spec.origin else None
-    for number, part in enumerate(rest, start=2):
-        if not all(folder.is_dir() for folder in folders):  # in an archive
+    name, spec, path = "", None, None
+    for part in module.split("."):
+        name = f"{name}.{part}" if name else part
+        try:
+            spec = find_spec(name) if path is None else PathFinder.find_spec(name, path)
+        except (ImportError, ValueError):
             return None, ""
-        beside = [folder / f"{part}{suffix}" for folder in folders for suffix in all_suffixes()]
-        inits = [folder / part / "__init__.py" for folder in folders]
-        below = [folder / part for folder in folders if (folder / part).is_dir()]
-        file = next((each for each in (*inits, *beside) if each.is_file()), None)
-        if file is None and not below:
-            return None, ".".join(module.split(".")[:number])
-        folders = below
-    return (file if file is not None and file.suffix == ".py" else None), ""
+        if spec is None:
+            return None, name
+        path = list(spec.submodule_search_locations or ())
+    origin = spec.origin if spec is not None else None
+    return (Path(origin) if origin and origin.endswith(".py") else None), ""
 
 
-def bound(file: Path) -> dict[str, ast.AST] | None:
-    """What the statements of a module bind: name → its definition, or the value that it gets; None where only running
-    them tells. The file is read, not run."""
+def names_in(file: Path) -> frozenset[str] | None:
+    """Every name that a module's source writes: what is not among them it does not have. None where only running it
+    tells. The file is read, not run."""
     import ast
 
-    found: dict[str, ast.AST] = {}
-    for node in ast.parse(file.read_bytes()).body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found[node.name] = node
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {(each.asname or each.name).partition(".")[0]: node for each in node.names}
-        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            value = node.value or node
-            found |= {each.id: value for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
-        elif not isinstance(node, ast.Expr | ast.Pass):  # `if`, `try`, `with`, loops: it depends
-            for each in ast.walk(node):
-                bound = [each.id] if isinstance(each, ast.Name) else [getattr(each, "name", None) or ""]
-                bound += [a.asname or a.name for a in getattr(each, "names", ()) if isinstance(a, ast.alias)]
-                found |= dict.fromkeys(bound, node)
-        if any(isinstance(each, ast.Name) and each.id in ("globals", "exec", "setattr") for each in ast.walk(node)):
-            return None
-    return None if {"*", "__getattr__"} & found.keys() else found
-
-
-def _line(trace: TracebackType | None) -> str | None:
-    """The innermost `file:line` of a traceback."""
-    found = None
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if not file.startswith("<frozen"):
-            found = f"{file}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return found
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+        else:
+            found.add(str(getattr(node, "id", None) or getattr(node, "name", None)))
+    return None if {"*", "__getattr__", "globals", "exec", "setattr"} & found else frozenset(found)

@@ -4,39 +4,27 @@ The cache holds while paths, times and sizes of every manifest file are those th
 missing, unreadable or of another version is rebuilt without a word; one that cannot be written costs only time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 from nemotron_steps.config.locations import cache_folder, read_json, write_json
 from nemotron_steps.config.names import by_alias
 from nemotron_steps.errors import ManifestError
 from nemotron_steps.manifest.packs import (
-    BUILT_IN,
     PATH_VARIABLE,
-    InstalledPack,
     PackSearch,
-    find_installed,
     find_packs,
-    unusable_code,
 )
 from nemotron_steps.manifest.typegraph import ArtifactType, TypeGraph
 
-if TYPE_CHECKING:
-    from nemotron_steps.manifest.source import SourceText
-
-FORMAT = 8
+FORMAT = 9
 """Version of the cache file; raise it when its rows or how they are made change."""
-
-_KEYS = frozenset({"files", "python_path", "installed", "steps", "pipelines", "types", "problems", "warnings"})
 
 
 @dataclass(frozen=True)
@@ -142,40 +130,22 @@ def load_index(
     folder = cache_folder(environ) if cache_dir is None else cache_dir
     of = "\0".join((sys.prefix, str(Path(__file__)), str(cwd), environ.get(PATH_VARIABLE, "")))
     path = folder / f"index-{crc32(of.encode()):08x}.json"
+    search = find_packs(environ=environ, cwd=cwd)
+    files = [FORMAT, *_fingerprint(search)]
     cached = read_json(path)
-    if not isinstance(cached, dict) or cached.get("format") != FORMAT or not cached.keys() >= _KEYS:
-        cached = None
-    python_path: list[list[Any]] = []
-    for entry in dict.fromkeys(sys.path):
-        with contextlib.suppress(OSError):  # entries that are not there hold no distribution
-            python_path.append([entry, _distributions(entry or ".")])
-    if cached is not None and cached["python_path"] == python_path:
-        installed = tuple(InstalledPack(*entry) for entry in cached["installed"])
-    else:
-        installed = find_installed()  # which reads the metadata of every distribution, by far the slowest part
-    search = find_packs(environ=environ, cwd=cwd, installed=installed)
-    files = _fingerprint(search)
-    if cached is not None and cached["files"] == files and cached["python_path"] == python_path:
-        index = _decode(cached)
-    else:
-        index = build_index(search)
-        write_json(path, _encode(index, files, python_path, installed))
-    found: list[ManifestError] = []
-    for row in index.steps:  # of third parties' steps each time anew: their code changes without their manifests
-        if row.pack != BUILT_IN and row.runnable:
-            import tomllib
-
-            from nemotron_steps.manifest.source import SourceText
-
-            text = Path(row.file).read_text(encoding="utf-8")
-            source = SourceText(text)
-            where = partial(_where, row.file, source)
-            found += unusable_code(row.id, tomllib.loads(text)["step"], where)
-    return replace(index, problems=(*index.problems, *found))
-
-
-def _where(file: str, source: SourceText, *path: str) -> str:
-    return f"{file}:{source.line(path)}"
+    if isinstance(cached, dict) and cached.get("files") == files:
+        return _decode(cached)
+    index = build_index(search)
+    content = {
+        "files": files,
+        "steps": [row.to_dict() for row in index.steps],
+        "pipelines": [row.to_dict() for row in index.pipelines],
+        "types": [asdict(artifact_type) for artifact_type in index.types.types.values()],
+        "problems": [vars(error) for error in index.problems],
+        "warnings": [vars(error) for error in index.warnings],
+    }
+    write_json(path, content)
+    return index
 
 
 def build_index(search: PackSearch) -> Index:
@@ -218,51 +188,15 @@ def _fingerprint(search: PackSearch) -> list[list[Any]]:
     entries: list[list[Any]] = [["pack", pack.name, str(pack.base)] for pack in search.packs]
     entries += [["problem", problem.what, problem.where] for problem in search.problems]
     for pack in search.packs:
-        if pack.name != BUILT_IN:
-            entries += [["unseen", str(path)] for path, _ in pack.unseen()]
-            entries += [["config", str(path)] for path in sorted(pack.configs.rglob("*.yaml"))] if pack.configs else []
         for file in pack.files():
-            try:
-                status = file.stat()
-            except OSError:  # a dangling link: reading it is the registry's problem to report
-                entries.append([str(file), 0, -1])
-            else:
-                entries.append([str(file), status.st_mtime_ns, status.st_size])
+            time, size = 0, -1  # of a dangling link: reading it is the registry's problem to report
+            with contextlib.suppress(OSError):
+                time, size = file.stat().st_mtime_ns, file.stat().st_size
+            entries.append([str(file), time, size])
     return entries
 
 
-def _distributions(entry: str) -> int:
-    """Changes when one is installed or removed, and not with whatever else is written into a folder: in a checkout that
-    is installed as it lies, that is much."""
-    try:
-        with os.scandir(entry) as found:
-            metadata = [each for each in found if each.name.endswith((".dist-info", ".egg-info", ".egg"))]
-    except NotADirectoryError:  # an archive
-        return os.stat(entry).st_mtime_ns
-    lines = sorted(f"{each.name} {each.stat().st_mtime_ns}" for each in metadata)
-    return crc32("\n".join(lines).encode(errors="surrogateescape"))
-
-
-def _encode(
-    index: Index, files: list[list[Any]], python_path: list[list[Any]], installed: Iterable[InstalledPack]
-) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "files": files,
-        "python_path": python_path,
-        "installed": [[p.distribution, p.name, p.folder, p.problem] for p in installed],
-        "steps": [row.to_dict() for row in index.steps],
-        "pipelines": [row.to_dict() for row in index.pipelines],
-        "types": [asdict(artifact_type) for artifact_type in index.types.types.values()],
-        "problems": [vars(error) for error in index.problems],
-        "warnings": [vars(error) for error in index.warnings],
-    }
-
-
 def _decode(data: Mapping[str, Any]) -> Index:
-    def errors(rows: Iterable[Mapping[str, Any]]) -> tuple[ManifestError, ...]:
-        return tuple(ManifestError(row["what"], **{k: v for k, v in row.items() if k != "what"}) for row in rows)
-
     def fields(row: Mapping[str, Any]) -> dict[str, Any]:
         """Lists are tuples in rows, and those of tables are ports."""
         made = {name: [PortRow(**port) for port in row[name]] for name in ("consumes", "produces") if name in row}
@@ -272,7 +206,7 @@ def _decode(data: Mapping[str, Any]) -> Index:
         tuple(StepRow(**fields(row)) for row in data["steps"]),
         tuple(PipelineRow(**fields(row)) for row in data["pipelines"]),
         TypeGraph(ArtifactType(**fields(row)) for row in data["types"]),
-        errors(data["problems"]),
-        errors(data["warnings"]),
+        tuple(ManifestError(**row) for row in data["problems"]),
+        tuple(ManifestError(**row) for row in data["warnings"]),
         from_cache=True,
     )

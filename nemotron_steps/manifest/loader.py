@@ -80,53 +80,42 @@ def parse_step(
     """The step manifest in a file, or None with every mistake in it."""
     known = {key: value for key, value in file.data.items() if key in _STEP_TABLES}
     extra = {key: value for key, value in file.data.items() if key not in _STEP_TABLES}
-    problems = [
-        ManifestError(
-            f"unknown key '{key}' at the top of a step manifest"
-            if _is_value(value)
-            else f"unknown table '{key}' in a step manifest",
-            where=file.where(key),
-            expected=f"one of the tables {', '.join(sorted(_STEP_TABLES))}, or a table of your own",
-            hints=_did_you_mean(key, _STEP_TABLES, file.where(key)),
-        )
-        for key, value in extra.items()
-        if _is_value(value) or key.lower() in _MEANT or meant(key, _STEP_TABLES)
-    ]
+    problems = []
+    for key, value in extra.items():
+        tables = value if isinstance(value, list) and value else [value]
+        is_table = all(isinstance(each, dict) for each in tables)
+        if is_table and key.lower() not in _MEANT and not meant(key, _STEP_TABLES):
+            continue
+        what = f"unknown table '{key}' in" if is_table else f"unknown key '{key}' at the top of"
+        problems.append(_unknown(f"{what} a step manifest", key, _STEP_TABLES, file, ", or a table of your own"))
     origin = {"pack": pack, "file": file.path, "config_dir": config_dir, "source": file.source}
     step, more = _validate(StepManifest, {**known, "extra": extra, **origin}, file)
     problems += more
-    if step is not None:
-        problems += [  # not a field validator, so that the line of the entry is known
-            ManifestError(
-                f"override '{text}' cannot be pasted",
-                where=file.where(table, index, "override"),
-                expected="key=value, +key=value, ~key, key<=MOST, or key*=FACTOR|FALLBACK",
-            )
-            for table, entries in (("strategies", step.strategies), ("errors", step.errors))
-            for index, entry in enumerate(entries)
-            for text in entry.override
-            if not is_override(text)
-        ]
+    for table, entries in (("strategies", step.strategies), ("errors", step.errors)) if step is not None else ():
+        for index, entry in enumerate(entries):
+            for text in entry.override:
+                if not is_override(text):  # not a field validator, so that the line of the entry is known
+                    expected = "key=value, +key=value, ~key, key<=MOST, or key*=FACTOR|FALLBACK"
+                    where = file.where(table, index, "override")
+                    problems.append(
+                        ManifestError(f"override '{text}' cannot be pasted", where=where, expected=expected)
+                    )
     return (None if problems else step), tuple(problems)
 
 
 def parse_pipeline(file: TomlFile, *, pack: str = "") -> tuple[PipelineManifest | None, tuple[ManifestError, ...]]:
     """The pipeline in a file, or None with every mistake in it."""
     unknown = [key for key in file.data if key not in _PIPELINE_TABLES]
-    problems = tuple(
-        ManifestError(
-            f"unknown key '{key}' in a pipeline",
-            where=file.where(key),
-            expected=f"one of {', '.join(sorted(_PIPELINE_TABLES))}",
-            hints=_did_you_mean(key, _PIPELINE_TABLES, file.where(key)),
-        )
-        for key in unknown
-    )
+    problems = [_unknown(f"unknown key '{key}' in a pipeline", key, _PIPELINE_TABLES, file) for key in unknown]
     known = {key: value for key, value in file.data.items() if key not in unknown}
-    pipeline, more = _validate(
-        PipelineManifest, {**known, "pack": pack, "file": file.path, "source": file.source}, file
-    )
+    origin = {"pack": pack, "file": file.path, "source": file.source}
+    pipeline, more = _validate(PipelineManifest, {**known, **origin}, file)
     return (None if problems else pipeline), (*problems, *more)
+
+
+def _unknown(what: str, key: str, known: frozenset[str], file: TomlFile, more: str = "") -> ManifestError:
+    where, expected = file.where(key), f"one of {', '.join(sorted(known))}{more}"
+    return ManifestError(what, where=where, expected=expected, hints=_did_you_mean(key, known, where))
 
 
 def parse_types(file: TomlFile) -> tuple[dict[str, TypeManifest], tuple[ManifestError, ...]]:
@@ -135,14 +124,9 @@ def parse_types(file: TomlFile) -> tuple[dict[str, TypeManifest], tuple[Manifest
     problems: list[ManifestError] = []
     for name, table in file.data.items():
         if not isinstance(table, dict):
-            problems.append(
-                ManifestError(
-                    f"'{name}' is not a type",
-                    where=file.where(name),
-                    expected=f"a table [{name}]",
-                    found=type(table).__name__,
-                )
-            )
+            expected, found = f"a table [{name}]", type(table).__name__
+            what, where = f"'{name}' is not a type", file.where(name)
+            problems.append(ManifestError(what, where=where, expected=expected, found=found))
             continue
         parsed, more = _validate(TypeManifest, table, file, prefix=(name,))
         problems += more
@@ -186,11 +170,15 @@ def _explain(
     path = (*prefix, *location)
     dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
     where = file.where(*path)
-    kind, found = item["type"], item.get("input")
+    kind, text = item["type"], str(item["msg"])
     if kind == "missing":
         return ManifestError(f"'{dotted}' is missing", where=where, expected="a value")
     if kind == "extra_forbidden":
-        fields = _fields_at(model, location[:-1])
+        table: Any = model
+        for part in location[:-1]:
+            if isinstance(part, str) and table is not None:
+                table = _model_in(table.model_fields[part].annotation) if part in table.model_fields else None
+        fields = frozenset(table.model_fields if table is not None else ()) - _OWN_FIELDS
         return ManifestError(
             f"unknown key '{dotted}'",
             where=where,
@@ -198,31 +186,18 @@ def _explain(
             hints=_did_you_mean(str(location[-1]), fields, where),
         )
     if kind == "value_error":
-        text = str(item["msg"]).removeprefix("Value error, ")
+        text = text.removeprefix("Value error, ")
         named = re.match(r"(\w+)[.:]", text)
         if item["loc"] == () and named is not None:  # a rule over a whole file names the table first: `consumes: …`
             where = file.where(*prefix, named[1], 0)
         return ManifestError(text, where=where)
-    expected = str(item["msg"]).removeprefix("Input should be ")
-    return ManifestError(f"'{dotted}' has the wrong type", where=where, expected=expected, found=repr(found))
+    expected = text.removeprefix("Input should be ")
+    what = f"'{dotted}' has the wrong type"
+    return ManifestError(what, where=where, expected=expected, found=repr(item.get("input")))
 
 
-def _fields_at(model: type[BaseModel], location: tuple[str | int, ...]) -> frozenset[str]:
-    """Names of the fields of the (nested) model that a location points at."""
-    current: Any = model
-    for part in location:
-        if isinstance(part, int) or not (isinstance(current, type) and issubclass(current, BaseModel)):
-            continue
-        field = current.model_fields.get(part)
-        if field is None:
-            return frozenset()
-        current = _model_in(field.annotation)
-    if isinstance(current, type) and issubclass(current, BaseModel):
-        return frozenset(current.model_fields) - _OWN_FIELDS
-    return frozenset()
-
-
-def _model_in(annotation: Any) -> Any:
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model in the type of a field: of a list, a dict or a union the first."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in get_args(annotation):
@@ -235,9 +210,3 @@ def _did_you_mean(key: str, known: frozenset[str], where: str) -> tuple[str, ...
     other = _MEANT.get(key.lower(), "")
     close = (other,) if other in known else meant(key, known)[:1]
     return tuple(hint for name in close for hint in (*renamed_key(where, key, name), f"did you mean '{name}'?"))
-
-
-def _is_value(value: Any) -> bool:
-    """Whether what stands at the top of a file is neither a table nor a list of them."""
-    tables = isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
-    return not tables and not isinstance(value, dict)

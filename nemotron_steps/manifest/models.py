@@ -99,9 +99,8 @@ class StepTable(Table):
     entry: ObjectPath | None = None
     config_schema: ObjectPath | None = None
     preflight: ObjectPath | None = None
-    """Function of (config, inputs) that raises what is wrong with the data it is given, before any step of a run
-    starts. `inputs` holds the supplied artifacts by port, None for a port that an earlier step will fill. It may return
-    what the data needs of the machine, by name (see Resources.needs)."""
+    """Function of (config, inputs) that raises what is wrong with its data before a run's first step starts; `inputs`:
+    supplied artifacts by port, None where an earlier step makes it. May return what it needs (see Resources.needs)."""
 
     @field_validator("id", "aliases")
     @classmethod
@@ -135,19 +134,17 @@ class Consumes(Port):
     many: StrictBool = False
     """Takes several artifacts, each under a name: `PORT.NAME`. `bind` is then a config key that gets NAME → path."""
     bind: StrictStr | dict[StrictStr, StrictStr] | None = None
-    """Config key that receives the artifact's path, or {config key = path inside the artifact}. The key of a split
-    other than train, or of a path that ends in '?', stays as it is when the artifact lacks it; `A.jsonl|B.jsonl` is
-    the first split of those that it has."""
+    """Config key that receives the artifact's path, or {config key = path inside it}. The key of a split other than
+    train, or of a path that ends in '?', stays where the artifact lacks it; of `A.jsonl|B.jsonl` the first is taken."""
     instead_of: Strings = ()
     """Config keys that name the same thing in another way: null where the port is fed, unless an override sets them."""
     unless: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     """Config key → the value with which the step takes no such input; its bound keys are then the config's own."""
     attributes: dict[StrictStr, Any] = Field(default_factory=dict)
-    """Attribute → the value, or list of values, it must have. "@families" stands for the names of the models that can
-    be converted, trained and generated from (config/families.py)."""
+    """Attribute → the value, or list of values, it must have; "@families": the models of config/families.py."""
     auto: StrictBool | StrictStr = True
-    """What a plain list of steps connects by itself: outputs of the port's type (true), of a narrower type
-    (its name), or none (false). Named sources, pipelines and `--input` are never limited by it."""
+    """What a plain list of steps connects by itself: outputs of the port's type (true), of a narrower one (its name),
+    or none."""
 
     def idle(self, config: Mapping[str, Any]) -> bool:
         """Whether a config takes no such input. `config`: dotted key → value."""
@@ -157,11 +154,11 @@ class Consumes(Port):
     @classmethod
     def _tables_are_written_out(cls, attributes: dict[str, Any]) -> dict[str, Any]:
         for name, value in attributes.items():
-            if isinstance(value, str) and value.startswith("@") and value not in TABLES:
-                raise ValueError(f"{name} = {value!r} names no table; there is {', '.join(TABLES)}")
-        return {
-            name: TABLES.get(value, value) if isinstance(value, str) else value for name, value in attributes.items()
-        }
+            if isinstance(value, str) and value.startswith("@"):
+                if value not in TABLES:
+                    raise ValueError(f"{name} = {value!r} names no table; there is {', '.join(TABLES)}")
+                attributes[name] = TABLES[value]
+        return attributes
 
     @model_validator(mode="after")
     def _many_have_one_key(self) -> Self:
@@ -176,9 +173,7 @@ class Consumes(Port):
     @cached_property
     def bindings(self) -> Mapping[str, str]:
         """Config key → path inside the artifact ('' for the artifact's folder itself)."""
-        if self.bind is None:
-            return {}
-        return {self.bind: ""} if isinstance(self.bind, str) else dict(self.bind)
+        return {self.bind: ""} if isinstance(self.bind, str) else self.bind or {}
 
 
 class Produces(Port):
@@ -309,22 +304,17 @@ class StepManifest(ManifestFile):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for kind, names in (
-            ("consumes", [p.name for p in self.consumes]),
-            ("produces", [p.name for p in self.produces]),
-            ("parameters", [p.name for p in self.parameters]),
-        ):
+        named = {"consumes": self.consumes, "produces": self.produces, "parameters": self.parameters}
+        for kind, entries in named.items():
+            names = [entry.name for entry in entries]
             for name in sorted({n for n in names if names.count(n) > 1}):
                 raise ValueError(f"{kind}: two entries are named {name!r}; give each its own name")
         # A port that takes many is PORT.NAME where a request has named them; constraints are about all of them.
         ports = {p.name for p in self.consumes} | {p.name.partition(".")[0] for p in self.consumes}
         for output in self.produces:
-            named = f"{self.pack}:{self.step.id}/{output.name}"
-            if len(named) > LONGEST_OUTPUT:
-                raise ValueError(
-                    f"produces: the artifact of {output.name[:40]!r} would have a name of {len(named)} characters "
-                    f"(PACK:ID/OUTPUT), of at most {LONGEST_OUTPUT}"
-                )
+            if len(f"{self.pack}:{self.step.id}/{output.name}") > LONGEST_OUTPUT:
+                what = f"the name PACK:ID/OUTPUT of {output.name[:40]!r} has more than {LONGEST_OUTPUT} characters"
+                raise ValueError(f"produces: {what}")
             if output.inherits is not None and output.inherits not in ports:
                 raise ValueError(f"produces.{output.name}: inherits names no input port {output.inherits!r}")
         for constraint in self.constraints:
@@ -356,9 +346,8 @@ class StepManifest(ManifestFile):
     @property
     def config_names(self) -> tuple[str, ...]:
         """Names of this step's configs, sorted."""
-        if self.config_dir is None or not self.config_dir.is_dir():
-            return ()
-        return tuple(sorted(path.stem for path in self.config_dir.glob("*.yaml") if path.is_file()))
+        found = self.config_dir.glob("*.yaml") if self.config_dir is not None else ()
+        return tuple(sorted(path.stem for path in found if path.is_file()))
 
     def where_input(self, name: str, *path: str) -> str:
         """`file:line` of an input port, or of a key of it."""
@@ -388,5 +377,5 @@ class TypeManifest(Table):
     attributes: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     """Attribute → what it means. Recorded when an artifact is committed, checked when it is consumed."""
     validator: ObjectPath | None = None
-    """`module:function` of a folder, imported when an artifact of the type is committed or opened: raises ArtifactError
-    or DataError for what is no such artifact, returns the attributes read from it. None: the parents' is used."""
+    """`module:function` of a folder that raises ArtifactError or DataError for what is no such artifact, else returns
+    the attributes read from it. None: the parents' is used."""

@@ -7,14 +7,13 @@ Standard library only, and no plugin is ever imported. Two layouts are packs:
 """
 
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nemotron_steps.errors import ManifestError
-from nemotron_steps.errors.plugins import unusable
+from nemotron_steps.errors.plugins import entry_points, unusable
 
 ENTRY_POINT_GROUP = "nemotron_steps.packs"
 PATH_VARIABLE = "STEPS_PATH"
@@ -23,15 +22,12 @@ TYPES_FILE = "types.toml"
 BUILT_IN = "nemotron_steps"
 """The pack that ships with the package: its files are right, and are not looked at again with every command."""
 
-_NOT_TOML = re.compile(r"(?P<stem>.+)\.(?:tml|tom|toml\.txt|toml)", re.IGNORECASE)
-_NOT_YAML = re.compile(r"(?P<stem>.+)\.(?:yml|yam|yaml\.txt|yml\.txt|yaml)", re.IGNORECASE)
-"""Names of files that were meant to be read, and are not."""
-_CODE: Mapping[str, tuple[int | None, str]] = {
-    "entry": (1, "a function of (context)"),
-    "preflight": (2, "a function of (config, inputs)"),
-    "config_schema": (None, "a pydantic model"),
+_CODE = {
+    "entry": "a function of (context)",
+    "preflight": "a function of (config, inputs)",
+    "config_schema": "a pydantic model",
 }
-"""Key of `[step]` → how many arguments what it names is called with, and what it is."""
+"""Key of `[step]` → what it names."""
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "config", "configs", "node_modules", "site-packages"})
 
 
@@ -57,28 +53,6 @@ class Pack:
                 if name.endswith(".toml") and name != "pyproject.toml":
                     yield Path(folder, name)
 
-    def unseen(self) -> Iterator[tuple[Path, Path]]:
-        """Files and folders that nothing reads though they are named nearly as what is read; what to call them."""
-        for folder, subfolders, names in os.walk(self.base):
-            subfolders[:] = sorted(n for n in subfolders if n not in ("__pycache__", "node_modules") and n[0] != ".")
-            here = Path(folder)
-            if not self.strict and "step.toml" in names and "config" not in subfolders:
-                yield from (
-                    (here / n, here / "config") for n in subfolders if n.lower() in ("configs", "conf", "config")
-                )
-            if self.strict or here.name != "config":
-                for name in sorted(names):
-                    found = _NOT_TOML.fullmatch(name)
-                    right = "types" if name.lower() == "type.toml" and not self.strict else found and found["stem"]
-                    if right and (not name.endswith(".toml") or right == "types") and name != TYPES_FILE:
-                        yield here / name, here / f"{right}.toml"
-                    elif self.configs is not None and name.endswith((".yaml", ".yml")):
-                        yield here / name, self.configs / here.relative_to(self.base) / f"{Path(name).stem}.yaml"
-        for configs in [self.configs] if self.configs is not None else self.base.rglob("config"):
-            for path in sorted(configs.rglob("*")) if configs.is_dir() else ():
-                if not path.name.endswith(".yaml") and (found := _NOT_YAML.fullmatch(path.name)) and path.is_file():
-                    yield path, path.with_name(f"{found['stem']}.yaml")
-
     def config_dir(self, file: Path, step_id: str) -> Path | None:
         """Folder of the configs of the step defined in `file`; None if there is none."""
         folder = file.parent / "config" if self.configs is None else self.configs / step_id
@@ -91,16 +65,6 @@ class PackSearch:
 
     packs: tuple[Pack, ...]
     problems: tuple[ManifestError, ...] = ()
-
-
-@dataclass(frozen=True)
-class InstalledPack:
-    """A pack announced by an installed distribution: where its folder is, or why it cannot be found."""
-
-    distribution: str
-    name: str
-    folder: str | None
-    problem: str | None = None
 
 
 def builtin_pack_root() -> Path:
@@ -120,47 +84,43 @@ def open_pack(root: Path, name: str, origin: str) -> Pack:
 
 
 def find_packs(
-    *,
-    environ: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    installed: Iterable[InstalledPack] | None = None,
+    *, environ: Mapping[str, str] | None = None, cwd: Path | None = None, installed: bool = True
 ) -> PackSearch:
-    """Every pack, in the order built-in, installed, STEPS_PATH, working directory.
+    """Every pack, in the order built-in, installed, STEPS_PATH, working directory (whose `manifests` folder is one).
 
-    A folder reachable in two ways is one pack. A folder that is not there is a problem, not an error. `cwd`: whose
-    `manifests` folder is a pack. `installed`: default: look them up, which reads the metadata of every distribution."""
+    A folder reachable in two ways is one pack. A folder that is not there is a problem, not an error."""
     environ = os.environ if environ is None else environ
     cwd = Path.cwd() if cwd is None else cwd
     packs: list[Pack] = []
     problems: list[ManifestError] = []
-    seen: set[tuple[int, int]] = set()
-    taken: set[str] = set()
+    names: dict[tuple[int, int], str] = {}
 
     def add(root: Path, name: str, origin: str, where: str) -> None:
         if not root.is_dir():
-            problems.append(
-                ManifestError(f"pack folder '{root}' does not exist", where=where, expected="a folder of manifests")
-            )
+            what, expected = f"pack folder '{root}' does not exist", "a folder of manifests"
+            problems.append(ManifestError(what, where=where, expected=expected))
             return
         # `PACK:ID` names one step, so no two packs go by one name.
         free, number = name, 2
-        while free in taken:
+        while free in names.values():
             free, number = f"{name}-{number}", number + 1
         pack = open_pack(root, free, origin)
         # The folder's own number, and not its real path, which asks about every folder above it.
         status = pack.base.stat()
-        if (status.st_dev, status.st_ino) not in seen:
-            seen.add((status.st_dev, status.st_ino))
-            taken.add(free)
+        if (status.st_dev, status.st_ino) not in names:
+            names[status.st_dev, status.st_ino] = free
             packs.append(pack)
 
     add(builtin_pack_root(), BUILT_IN, "built-in", "the installed package")
-    for found in find_installed() if installed is None else installed:
-        where = f"entry point '{found.name}' of distribution '{found.distribution}'"
-        if found.folder is None:
-            problems.append(ManifestError(f"pack '{found.name}' cannot be located: {found.problem}", where=where))
+    points = entry_points(ENTRY_POINT_GROUP) if installed else ()
+    named = [(point.dist.name if point.dist is not None else "?", point.name, point.value) for point in points]
+    for distribution, name, value in sorted(named):
+        where = f"entry point '{name}' of distribution '{distribution}'"
+        folder, problem = _locate(value)
+        if folder is None:
+            problems.append(ManifestError(f"pack '{name}' cannot be located: {problem}", where=where))
         else:
-            add(Path(found.folder), found.name, "installed", where)
+            add(Path(folder), name, "installed", where)
     for entry in environ.get(PATH_VARIABLE, "").split(os.pathsep):
         if entry:
             root = Path(entry).expanduser()
@@ -172,9 +132,9 @@ def find_packs(
 
 def unusable_code(step_id: str, named: Mapping[str, Any], where: Callable[..., str]) -> Iterator[ManifestError]:
     """What a `[step]` table names as code and its source says that it cannot be; nothing is imported."""
-    for key, (arguments, expected) in _CODE.items():
+    for key, expected in _CODE.items():
         reference = named.get(key)
-        why = unusable(reference, arguments) if isinstance(reference, str) else None
+        why = unusable(reference) if isinstance(reference, str) else None
         if why is not None:
             there = why[1] != str(reference).partition(":")[0]
             install = "pip install -e PACK   # its package, or put the folder that holds it on PYTHONPATH"
@@ -187,31 +147,16 @@ def unusable_code(step_id: str, named: Mapping[str, Any], where: Callable[..., s
             )
 
 
-def find_installed() -> tuple[InstalledPack, ...]:
-    """Packs that installed distributions announce, located without importing them.
-
-    The entry point's value is `package`, `package.sub.folder` or `package:folder`: a folder inside the package, which
-    need not be importable itself."""
-    from importlib.metadata import entry_points
-
-    found = []
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        distribution = point.dist.name if point.dist is not None else "?"
-        folder, problem = _locate(point.value)
-        found.append(InstalledPack(distribution, point.name, folder, problem))
-    return tuple(sorted(found, key=lambda pack: (pack.distribution, pack.name)))
-
-
 def _locate(value: str) -> tuple[str | None, str | None]:
-    """(folder, None) of an entry-point value, or (None, why not). The top-level package is found, not imported."""
-    from importlib.machinery import PathFinder
+    """(folder, None) of an entry-point value, or (None, why not): `package`, `package.sub.folder` or `package:folder`,
+    a folder inside the package, which need not be importable itself. The package is found, not imported."""
     from importlib.util import find_spec
 
     module, _, folder = value.partition(":")
     package, *inner = module.strip().split(".")
     inner += [part for part in folder.strip().replace("/", ".").split(".") if part]
     try:
-        spec = PathFinder.find_spec(package) or find_spec(package)
+        spec = find_spec(package)
     except (ImportError, ValueError) as error:
         return None, f"package '{package}' cannot be found: {error}"
     if spec is None or not spec.submodule_search_locations:

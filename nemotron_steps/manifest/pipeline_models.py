@@ -1,6 +1,5 @@
 """A pipeline's file as frozen models: stages, where their inputs come from, and what `-c NAME` means for each."""
 
-import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, field_validator, model_validator
@@ -45,8 +44,7 @@ class StageCheck(Table):
     def _bounded(self) -> Self:
         if self.at_least is None and self.at_most is None:
             raise ValueError(f"the check of {self.metric!r} has no bound: give at_least, at_most or both")
-        low = -math.inf if self.at_least is None else self.at_least
-        if not low <= (math.inf if self.at_most is None else self.at_most):
+        if self.at_least is not None and self.at_most is not None and not self.at_least <= self.at_most:
             raise ValueError(f"no number passes the check of {self.metric!r}: {self.expected}")
         return self
 

@@ -5,10 +5,8 @@ are found. Every step is also `PACK:ID`, the hidden ones only that (docs/decisio
 """
 
 import re
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,9 +14,9 @@ from nemotron_steps.config.names import by_alias, meant, nearest
 from nemotron_steps.errors import ManifestError, UnknownNameError, did_you_mean, renamed_key
 from nemotron_steps.manifest import loader
 from nemotron_steps.manifest.models import StepManifest, TypeManifest
-from nemotron_steps.manifest.packs import BUILT_IN, TYPES_FILE, Pack, PackSearch, find_packs
+from nemotron_steps.manifest.packs import TYPES_FILE, Pack, PackSearch, find_packs
 from nemotron_steps.manifest.pipeline_models import PipelineManifest
-from nemotron_steps.manifest.typegraph import ArtifactType, Conversion, TypeGraph, find_cycle
+from nemotron_steps.manifest.typegraph import ArtifactType, Conversion, TypeGraph
 
 M = TypeVar("M", StepManifest, PipelineManifest)
 
@@ -57,8 +55,7 @@ class Registry:
 
     def hidden_by(self, manifest: StepManifest) -> tuple[str, ...]:
         """`PACK:ID` of the steps that share a step's plain id and are hidden by it, in the order of their packs."""
-        shared = (other for other in self.hidden_steps.values() if other.step.id == manifest.id)
-        return tuple(other.id for other in shared)
+        return tuple(other.id for other in self.hidden_steps.values() if other.step.id == manifest.id)
 
     def step(self, step_id: str) -> StepManifest:
         """The manifest of a step by `ID`, `PACK:ID` or alias, or the error that says why there is none."""
@@ -106,14 +103,8 @@ def load_pipeline_file(path: Path) -> PipelineManifest:
     """A pipeline from a file outside any pack. Raises ManifestError; further mistakes follow as notes."""
     pipeline, problems = loader.parse_pipeline(loader.read_toml(path))
     if pipeline is None:
-        first, *others = problems
-        raise ManifestError(
-            first.what,
-            where=first.where,
-            expected=first.expected,
-            found=first.found,
-            hints=(*first.hints, *(f"also at {p.where}: {p.what}" for p in others)),
-        )
+        problems[0].hints += tuple(f"also at {each.where}: {each.what}" for each in problems[1:])
+        raise problems[0]
     return pipeline
 
 
@@ -126,9 +117,12 @@ def _find(name: str, plain: Mapping[str, M], hidden: Mapping[str, M]) -> M | Non
     return found
 
 
-def _id_in(text: str) -> str:
+def _id_in(path: Path) -> str:
     """The id that a file which does not parse has in its text, to say why that step is missing; "" for none."""
-    match = re.search(r'^\s*id\s*=\s*"([^"]+)"', text, re.M)
+    if not path.is_file():  # a pipe would be waited for
+        return ""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        match = re.search(r'^\s*id\s*=\s*"([^"]+)"', file.read(1 << 16), re.M)
     return match[1] if match else ""
 
 
@@ -144,9 +138,8 @@ class _Reading:
     warnings: list[ManifestError] = field(default_factory=list)
     broken: dict[tuple[str, str], ManifestError] = field(default_factory=dict)
     """(pack, id) → the mistake that removed it."""
-    parents: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(type, parent) → how many packs were read when it was first said."""
-    packs_read: int = 0
+    parents: dict[tuple[str, str], str] = field(default_factory=dict)
+    """(type, parent) → where it is first said, in the order of the packs."""
 
     def problem(self, what: str, **said: Any) -> None:
         self.problems.append(ManifestError(what, **said))
@@ -155,7 +148,6 @@ class _Reading:
         self.warnings.append(ManifestError(what, **said))
 
     def read_pack(self, pack: Pack) -> None:
-        self.packs_read += 1
         manifests = 0
         for path in pack.files():
             try:
@@ -164,20 +156,8 @@ class _Reading:
                 if pack.strict or path.name in ("step.toml", TYPES_FILE):
                     self.problems.append(error)
                     manifests += 1
-                    start = b""
-                    if path.is_file():
-                        with path.open("rb") as file:
-                            start = file.read(1 << 16)
-                    if step_id := _id_in(start.decode("utf-8", "replace")):
+                    if step_id := _id_in(path):
                         self.broken.setdefault((pack.name, step_id), error)
-        for path, right in pack.unseen() if pack.name != BUILT_IN else ():
-            move = f"mv {shlex.quote(str(path))} {shlex.quote(str(right))}"
-            self.problem(
-                f"'{path.name}' of pack '{pack.name}' is read by nothing",
-                where=str(path),
-                expected=str(right),
-                hints=(f"mkdir -p {shlex.quote(str(right.parent))} && {move}",),
-            )
         if not manifests:
             expected = "step.toml files, or a manifests folder"
             self.problem(f"pack '{pack.name}' holds no manifest", where=str(pack.base), expected=expected)
@@ -191,7 +171,7 @@ class _Reading:
             for name, parsed in types.items():
                 self.types.setdefault(name, []).append((parsed, file))
                 for parent in parsed.is_a:
-                    self.parents.setdefault((name, parent), self.packs_read)
+                    self.parents.setdefault((name, parent), file.where(name, "is_a"))
         elif "step" in file.data:
             self.read_step(pack, file)
         elif "pipeline" in file.data or "stages" in file.data:
@@ -204,14 +184,13 @@ class _Reading:
 
     def read_step(self, pack: Pack, file: loader.TomlFile) -> None:
         table = file.data["step"]
-        step_id = table.get("id") if isinstance(table, dict) else None
-        if not isinstance(step_id, str):
-            step_id = None
+        found = table.get("id") if isinstance(table, dict) else None
+        step_id = found if isinstance(found, str) else None
         config_dir = None if step_id is None else pack.config_dir(file.path, step_id)
         step, problems = loader.parse_step(file, pack=pack.name, config_dir=config_dir)
         if step is None:
             self.problems.extend(problems)
-            if name := step_id or _id_in(file.source.text):
+            if name := step_id or _id_in(file.path):
                 self.broken.setdefault((pack.name, name), problems[0])
             return
         if not step.produces and not step.consumes:
@@ -234,7 +213,7 @@ class _Reading:
         Two of one id within a pack are a mistake, and neither is used: nothing could tell them apart."""
         if any(first.source is not None and first.source.text == file.source.text for first in there):
             return
-        key = ("step", "id") if kind == "step" else ("pipeline", "name")
+        key = (kind, "id" if kind == "step" else "name")
         for first in there:
             if first.pack == pack.name:
                 name = new.step.id if isinstance(new, StepManifest) else new.name
@@ -253,15 +232,17 @@ class _Reading:
         plain: dict[str, M] = {}
         hidden: dict[str, M] = {}
         for name in sorted(manifests):
-            usable = [each for each in manifests[name] if (each.pack, name) not in self.broken]
-            for first in usable[:1]:
-                plain[name] = first
-            for other in usable[1:]:
-                hidden[f"{other.pack}:{name}"] = other.model_copy(update={"hidden": True})
+            for each in manifests[name]:
+                if (each.pack, name) in self.broken:
+                    continue
+                first = plain.setdefault(name, each)
+                if first is each:
+                    continue
+                hidden[f"{each.pack}:{name}"] = each.model_copy(update={"hidden": True})
                 self.warn(
-                    f"{kind} '{name}' of pack '{other.pack}' is hidden by that of pack '{usable[0].pack}'",
-                    where=other.where(*(("step", "id") if kind == "step" else ("pipeline", "name"))),
-                    hints=(f"steps plan {other.pack}:{name}   # is the hidden one",),
+                    f"{kind} '{name}' of pack '{each.pack}' is hidden by that of pack '{first.pack}'",
+                    where=each.where(kind, "id" if kind == "step" else "name"),
+                    hints=(f"steps plan {each.pack}:{name}   # is the hidden one",),
                 )
         return plain, hidden
 
@@ -276,38 +257,22 @@ class _Reading:
             hidden_pipelines[f"{taken.pack}:{name}"] = taken.model_copy(update={"hidden": True})
             text = f"pipeline '{name}' of pack '{taken.pack}' is hidden by the step of that id"
             self.warn(text, where=taken.where("pipeline", "name"))
-        known = {**steps, **hidden_steps}
-        graph = graph.without(self.unusable_conversions(graph, known))
-        for pack in packs:
-            self.check_folders(pack, known)
-        for pipeline in (*pipelines.values(), *hidden_pipelines.values()):
-            if pipeline.pack != BUILT_IN:
-                self.check_names(pipeline, known, packs)
+        graph = graph.without(self.unusable_conversions(graph, {**steps, **hidden_steps}))
         broken = {f"{pack}:{name}": error for (pack, name), error in self.broken.items()}
         for (_, name), error in self.broken.items():
             if name not in steps and name not in pipelines:
                 broken.setdefault(name, error)
-        return Registry(
-            steps,
-            pipelines,
-            graph,
-            packs,
-            tuple(self.problems),
-            tuple(self.warnings),
-            broken,
-            hidden_steps,
-            hidden_pipelines,
-        )
+        told = tuple(self.problems), tuple(self.warnings)
+        return Registry(steps, pipelines, graph, packs, *told, broken, hidden_steps, hidden_pipelines)
 
     def type_graph(self) -> TypeGraph:
         """Merge the definitions of each type: packs may add to a type of an earlier pack, not change what it says."""
         merged: dict[str, ArtifactType] = {}
+        parents = self.usable_parents()
         for name, definitions in self.types.items():
             convert: dict[str, str] | None = None
-            parents: list[str] = []
             attributes: dict[str, str] = {}
             for parsed, file in definitions:
-                parents += [parent for parent in parsed.is_a if parent not in parents]
                 attributes = {**parsed.attributes, **attributes}
                 if parsed.convert_to is None:
                     continue
@@ -323,31 +288,26 @@ class _Reading:
             description = next((d.description for d, _ in definitions if d.description), "")
             where = definitions[0][1].where(name)
             validator = next((d.validator for d, _ in definitions if d.validator), None)
-            merged[name] = ArtifactType(name, description, tuple(parents), convert, attributes, validator, where)
-        return TypeGraph(self.without_bad_parents(merged).values())
+            merged[name] = ArtifactType(name, description, parents[name], convert, attributes, validator, where)
+        return TypeGraph(merged.values())
 
-    def without_bad_parents(self, merged: dict[str, ArtifactType]) -> dict[str, ArtifactType]:
-        """Report unknown parents and is_a cycles, and drop those edges so that the rest can be used."""
-        dropped: set[tuple[str, str]] = set()
-        for name, parent in [(name, parent) for name, each in merged.items() for parent in each.is_a]:
-            if parent not in merged:
-                dropped.add((name, parent))
-                self.problem(
-                    f"type '{name}' is_a '{parent}', which is not a type",
-                    where=self.types[name][0][1].where(name, "is_a"),
-                    hints=did_you_mean(nearest(parent, merged)[:1]),
-                )
-        parents = {n: [p for p in t.is_a if (n, p) not in dropped] for n, t in merged.items()}
-        while cycle := find_cycle(parents):
-            self.problem(
-                f"is_a goes in a circle: {' → '.join(cycle)}",
-                where=self.types[cycle[0]][0][1].where(cycle[0], "is_a"),
-                expected="a type is never its own ancestor",
-            )
-            # What the latest pack said goes, so that no pack can loosen what the ones before it rely on.
-            child, parent = max(pairwise(cycle), key=lambda edge: (self.parents[edge], cycle.index(edge[0])))
-            parents[child] = [p for p in parents[child] if p != parent]
-        return {name: replace(t, is_a=tuple(parents[name])) for name, t in merged.items()}
+    def usable_parents(self) -> dict[str, tuple[str, ...]]:
+        """Type → its parents, but those that are no types or below it: of a circle the latest that was said goes, so
+        that no pack can loosen what the ones before it rely on."""
+        parents: dict[str, tuple[str, ...]] = dict.fromkeys(self.types, ())
+        for (name, parent), where in self.parents.items():
+            above = [parent]
+            for each in above:
+                above += [higher for higher in parents.get(each, ()) if higher not in above]
+            if parent not in self.types:
+                hints = did_you_mean(nearest(parent, self.types)[:1])
+                self.problem(f"type '{name}' is_a '{parent}', which is not a type", where=where, hints=hints)
+            elif name in above:
+                expected = "a type is never its own ancestor"
+                self.problem(f"is_a goes in a circle: {name} is above '{parent}'", where=where, expected=expected)
+            else:
+                parents[name] += (parent,)
+        return parents
 
     def unusable_conversions(self, graph: TypeGraph, steps: Mapping[str, StepManifest]) -> list[Conversion]:
         """Conversions whose step is not there or does not do what the type says; each is a warning."""
@@ -355,19 +315,14 @@ class _Reading:
         named = [(each.name, *named) for each in graph.types.values() for named in (each.convert_to or {}).items()]
         for name, target, step_id in named:
             step = steps.get(step_id)
-            required = [port for port in step.consumes if port.required] if step is not None else []
-            if step is None:
-                why = f"there is no step '{step_id}'"
-            elif len(required) != 1:
-                why = f"step '{step_id}' needs {len(required)} inputs, not one"
-            elif not graph.is_a(name, required[0].type):
-                why = f"step '{step_id}' takes '{required[0].type}'"
-            elif not any(graph.is_a(port.type, target) for port in step.produces):
-                why = f"step '{step_id}' produces no '{target}'"
-            else:
+            required = [port.type for port in step.consumes if port.required] if step is not None else []
+            makes = step is not None and any(graph.is_a(port.type, target) for port in step.produces)
+            if makes and len(required) == 1 and graph.is_a(name, required[0]):
                 continue
             gone.append(Conversion(name, target, step_id))
-            where = self.types[name][0][1].where(name, "convert_to", target)
+            where, why = self.types[name][0][1].where(name, "convert_to", target), f"there is no step '{step_id}'"
+            if step is not None:
+                why = f"step '{step_id}' does not make it of one '{name}'"
             self.warn(f"'{name}' is never converted to '{target}' by itself: {why}", where=where)
         return gone
 
@@ -395,55 +350,3 @@ class _Reading:
                 else:
                     self.problems.append(error)
                     self.broken.setdefault((step.pack, step.step.id), error)
-
-    def check_folders(self, pack: Pack, steps: Mapping[str, StepManifest]) -> None:
-        """Folders of configs whose step there is not, and that are named nearly as one there is."""
-        if pack.configs is None or pack.name == BUILT_IN:
-            return
-        ids = {step.step.id for step in steps.values()}
-        folders = {file.parent for file in pack.configs.rglob("*.yaml")}
-        for folder in sorted(folders):
-            name = folder.relative_to(pack.configs).as_posix()
-            close = meant(name, ids, 1) if name not in ids else ()
-            if close and not (pack.configs / close[0]).is_dir():
-                self.problem(
-                    f"there is no step '{name}', so nothing reads its configs",
-                    where=str(folder),
-                    expected=f"configs/{close[0]}",
-                    hints=(shlex.join(["mv", str(folder), str(pack.configs / close[0])]),),
-                )
-
-    def check_names(self, pipeline: PipelineManifest, steps: Mapping[str, StepManifest], packs: Sequence[Pack]) -> None:
-        """Steps, configs and ports that a pipeline names and that there are not."""
-        outputs: dict[str, Sequence[str]] = {}
-
-        def check(what: str, name: str, known: Iterable[str], *place: str | int) -> None:
-            known = sorted(known)
-            if name in known:
-                return
-            where = pipeline.where(*place)
-            right = meant(name, known, 1)
-            self.problem(
-                f"pipeline '{pipeline.name}' names {what} '{name}', which there is not",
-                where=where,
-                expected=", ".join(known) if len(known) <= 12 else f"one of {len(known)}",
-                hints=renamed_key(where, name, *right) or did_you_mean(right),
-            )
-
-        for number, stage in enumerate(pipeline.stages):
-            place = ("stages", number)
-            step = steps.get(stage.step) or steps.get(stage.step.rpartition(":")[2])
-            if step is None:
-                check("the step", stage.step, steps, *place, "step")
-                continue
-            outputs[stage.name] = list(step.outputs)
-            folders = [pack.configs / step.step.id for pack in packs if pack.configs]
-            configs = {file.stem for folder in folders for file in folder.glob("*.yaml")}
-            if stage.config is not None and not re.search(r"[/.]", stage.config):
-                check("the config", stage.config, {*configs, *step.config_names}, *place, "config")
-            for port, source in stage.inputs.items():
-                base = port.partition(".")[0]
-                check(f"an input of {step.id},", base, step.inputs, *place, "inputs", base)
-                if source.port is not None and source.stage in outputs:
-                    what = f"an output of stage {source.stage},"
-                    check(what, source.port, outputs[source.stage], *place, "inputs", base)

@@ -1,16 +1,11 @@
-"""Where in a TOML file a key stands. Lines are found only when an error has to name one; parsing is `tomllib`'s."""
+"""Where in a TOML file a key stands, for errors. A key of an inline table stands where its table begins."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
-_HEADER = re.compile(r"\s*(\[\[?)([^\[\]]+)\]\]?\s*(#.*)?$")
-_KEY = re.compile(
-    r"""\s*((?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*'))*)\s*="""
-)
-_PART = re.compile(r"""[A-Za-z0-9_-]+|"([^"\n]*)"|'([^'\n]*)'""")
-_INLINE_KEY = re.compile(r"""[{,]\s*([A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')\s*=""")
-_STRING_OR_BRACKET = re.compile(r"""\"\"\"|'''|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|\#[^\n]*|[\[\]{}]""")
+_NAME = r"""[\w-]+|"[^"\n]*"|'[^'\n]*'"""
+_LINE = re.compile(rf"\s*(\[\[?)?\s*((?:{_NAME})(?:\s*\.\s*(?:{_NAME}))*)\s*(\]|=)")
 
 
 class SourceText:
@@ -22,86 +17,27 @@ class SourceText:
     def line(self, path: Sequence[str | int]) -> int:
         """Line (from 1) of the key at `path` (keys, and indices of arrays of tables), else of its nearest parent."""
         parts = tuple(path)
-        for length in range(len(parts), 0, -1):
-            found = self._lines.get(parts[:length])
-            if found is not None:
-                return found
-        return 1
+        lengths = range(len(parts), 0, -1)
+        return next((self._lines[parts[:n]] for n in lengths if parts[:n] in self._lines), 1)
 
     @cached_property
     def _lines(self) -> dict[tuple[str | int, ...], int]:
         lines: dict[tuple[str | int, ...], int] = {}
-        counts: dict[tuple[str | int, ...], int] = {}
+        latest: dict[tuple[str | int, ...], int] = {}  # array of tables → index of its newest
         table: tuple[str | int, ...] = ()
-        for number, text in _statements(self.text):
-            header = _HEADER.match(text)
-            if header is not None:
-                names = _parts(header[2])
-                table = _enter(names, counts, array=header[1] == "[[")
-                for length in range(1, len(table) + 1):
-                    lines.setdefault(table[:length], number)
+        for number, text in enumerate(self.text.split("\n"), 1):
+            match = _LINE.match(text)
+            if match is None or (match[1] is None) != (match[3] == "="):
                 continue
-            key = _KEY.match(text)
-            if key is not None:
-                full = table + _parts(key[1])
-                for length in range(len(table) + 1, len(full) + 1):
-                    lines.setdefault(full[:length], number)
-                for nested, offset in _inline_keys(text[key.end() :]):
-                    lines.setdefault((*full, nested), number + offset)
+            names = [name.strip("\"'") for name in re.findall(_NAME, match[2])]
+            path = () if match[1] else table
+            for position, name in enumerate(names, 1):
+                path = (*path, name)
+                lines.setdefault(path, number)
+                if match[1] == "[[" and position == len(names):
+                    latest[path] = latest.get(path, -1) + 1
+                if match[1] and path in latest:
+                    path = (*path, latest[path])
+                    lines.setdefault(path, number)
+            table = path if match[1] else table
         return lines
-
-
-def _enter(names: tuple[str, ...], counts: dict[tuple[str | int, ...], int], *, array: bool) -> tuple[str | int, ...]:
-    """The full path of a table header: array-of-tables names get the index of their latest element."""
-    path: tuple[str | int, ...] = ()
-    for position, name in enumerate(names):
-        path = (*path, name)
-        if array and position == len(names) - 1:
-            counts[path] = counts.get(path, -1) + 1
-            return (*path, counts[path])
-        if path in counts:
-            path = (*path, counts[path])
-    return path
-
-
-def _parts(dotted: str) -> tuple[str, ...]:
-    return tuple(m[1] if m[1] is not None else m[2] if m[2] is not None else m[0] for m in _PART.finditer(dotted))
-
-
-def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """(line, statement) pairs; a statement that spans lines (multi-line string or array) comes whole."""
-    lines = text.split("\n")
-    index = 0
-    while index < len(lines):
-        start, statement = index, lines[index]
-        index += 1
-        if _HEADER.match(statement) is None:
-            while not _closed(statement) and index < len(lines):
-                statement += "\n" + lines[index]
-                index += 1
-        yield start + 1, statement
-
-
-def _closed(statement: str) -> bool:
-    """Whether every bracket and multi-line string opened in the statement is closed in it."""
-    depth, position = 0, 0
-    while (match := _STRING_OR_BRACKET.search(statement, position)) is not None:
-        token, position = match[0], match.end()
-        if token in ('"""', "'''"):
-            end = statement.find(token, position)
-            if end < 0:
-                return False
-            position = end + 3
-        elif token in "[{":
-            depth += 1
-        elif token in "]}":
-            depth -= 1
-    return depth <= 0
-
-
-def _inline_keys(value: str) -> Iterator[tuple[str, int]]:
-    """(key, line offset) of the keys of an inline table."""
-    if not value.lstrip().startswith("{"):
-        return
-    for match in _INLINE_KEY.finditer(value):
-        yield _parts(match[1])[0], value.count("\n", 0, match.start(1))

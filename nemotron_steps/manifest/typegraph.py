@@ -6,10 +6,10 @@ none, that of its parents; after a conversion the artifact has exactly the targe
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from graphlib import CycleError, TopologicalSorter
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class TypeGraph:
         return tuple(sorted(other for other in self.types if other != name and self.is_a(other, name)))
 
     def _conversions(self, name: str) -> tuple[Conversion, ...]:
-        """Hops open to an artifact of type `name`, sorted by target and step: those of the nearest types at or above it
-        that declare some, one per line of descent."""
+        """Hops open to a type, sorted: those of the nearest types at or above it that declare some, one per line of
+        descent."""
         found: dict[tuple[str, str], Conversion] = {}
         queue = [name]
         for current in queue:
@@ -112,35 +112,19 @@ class TypeGraph:
     @cached_property
     def _reversed(self) -> tuple[Mapping[str, list[str]], Mapping[str, list[str]]]:
         """Type → the types below it, and type → those that convert to it."""
-        below: dict[str, list[str]] = {}
-        before: dict[str, list[str]] = {}
+        below, before = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
         for name in self.types:
             for ancestor in self.ancestors(name)[1:]:
-                below.setdefault(ancestor, []).append(name)
+                below[ancestor].append(name)
             for hop in self.conversions(name):
-                before.setdefault(hop.target, []).append(name)
+                before[hop.target].append(name)
         return below, before
 
     def without(self, dropped: Iterable[Conversion]) -> TypeGraph:
         """The same graph without some conversions (a converter step that is missing or unusable)."""
-        gone = {(hop.source, hop.target) for hop in dropped}
-        return TypeGraph(
-            replace(
-                t,
-                convert_to=None
-                if t.convert_to is None
-                else {target: step for target, step in t.convert_to.items() if (t.name, target) not in gone},
-            )
-            for t in self.types.values()
-        )
-
-
-def find_cycle(parents: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
-    """One is_a cycle, as the types on it, child before parent, the first repeated at the end; () when there is none."""
-    try:
-        TopologicalSorter(parents).prepare()
-    except CycleError as error:
-        cycle = error.args[1][:0:-1]
-        first = cycle.index(min(cycle))
-        return (*cycle[first:], *cycle[: first + 1])
-    return ()
+        types = {**self.types}
+        for hop in dropped:
+            left = {**(types[hop.source].convert_to or {})}
+            left.pop(hop.target, None)
+            types[hop.source] = replace(types[hop.source], convert_to=left)
+        return TypeGraph(types.values())

@@ -4,18 +4,12 @@
                     decoder.layers.0.mlp.linear_fc1.adapter.linear_out.weight   B [out, r]
     Hugging Face    base_model.model.model.layers.0.mlp.gate_proj.lora_A.weight, ….lora_B.weight, …up_proj…
 
-A fused linear has one adapter; for PEFT each projection has a copy of A and its own rows of B, which is exact. B is cut
-as its linear's rows are, A as its columns. A folder is as PEFT lays it out:
-
-    adapter_config.json          PEFT's LoraConfig
-    adapter_model.safetensors    lora_A [r, in] and lora_B [out, r] of every projection
-    base.json                    the checkpoint that it belongs to; missing in folders that PEFT made itself
-"""
+A fused linear has one adapter; for PEFT each projection has a copy of A and its own rows of B, which is exact. A folder
+is as PEFT lays it out, and base.json the checkpoint that it belongs to; missing in folders that PEFT made itself."""
 
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -24,15 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.errors import ArtifactError, ConfigError, UnsupportedError
-from nemotron_steps.models.architecture import Architecture
-from nemotron_steps.models.huggingface import FiniteReader, require_finite, save_hf_checkpoint
+from nemotron_steps.models.architecture import Architecture, hf_folder
+from nemotron_steps.models.huggingface import FiniteReader, WeightReader, require_finite, save_hf_checkpoint
 from nemotron_steps.models.initialize import as_umask_says
 from nemotron_steps.models.mapping import Parameter, megatron_shape, of_mtp, parameters, to_hf
 
 if TYPE_CHECKING:
     import torch
 
-    from nemotron_steps.config.schema.peft import AdapterConfig, LoraConfig
+    from nemotron_steps.config.schema.policy import AdapterConfig, LoraConfig
 
 LINEARS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj")
 """What may have an adapter, by the last part of its name."""
@@ -42,8 +36,6 @@ _LORA_KEY = "policy.dtensor_cfg.lora_cfg"
 _READ_BY_OTHERS = ("in_proj", "out_proj", "gate")
 """Of transformers' linears, those whose weights other modules read, past the linear itself: Mamba-2's and routers."""
 _PEFT = "base_model.model."
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Projections that are one module in vLLM."""
 _SAYS_NOTHING = {
     *("peft_type", "task_type", "base_model_name_or_path", "revision", "auto_mapping", "peft_version"),
     *("inference_mode", "r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "exclude_modules"),
@@ -129,30 +121,28 @@ def _chosen(able: Mapping[str, bool], wanted: Iterable[str], config: AdapterConf
     def matching(patterns: Iterable[str]) -> list[str]:
         return [n for n in able if any(_leaf(n) == each or fnmatch.fnmatchcase(n, each) for each in patterns)]
 
-    unable = {_leaf(name) for name in able if not able[name]}
-    mend = f"{hint}target_modules=[{','.join(dict.fromkeys(_leaf(n) for n in able if _leaf(n) not in unable))}]"
-    if config.exclude_modules:  # the two together are refused
-        mend += f" {key}.exclude_modules=[]"
-    place = f"{key}.{'exclude' if config.exclude_modules else 'target'}_modules"
-    leaves = ", ".join(sorted({_leaf(name) for name in able}))
-    for pattern in (*config.target_modules, *config.exclude_modules):
-        if not matching((pattern,)):
-            what = f"the model has no linear layer '{pattern}'"
-            raise ConfigError(what, where=place, expected=leaves, found=pattern, hints=(mend,))
     excluded = set(matching(config.exclude_modules))
     chosen = [name for name in matching(wanted) if name not in excluded]
     without = [name for name in chosen if not able[name]]
-    if without or not chosen:
-        raise ConfigError(
-            f"{without[0]} cannot have an adapter: experts, routers and, under the dtensor policy, Mamba-2 have none"
-            if without
-            else "no linear layer is left to have an adapter",
-            where=place,
-            expected=mend.partition("[")[2].partition("]")[0],
-            found=", ".join(dict.fromkeys(map(_leaf, without))) or "none",
-            hints=(mend,),
-        )
-    return chosen
+    unknown = [each for each in (*config.target_modules, *config.exclude_modules) if not matching((each,))]
+    if unknown:
+        what = f"the model has no linear layer '{unknown[0]}'"
+    elif without:
+        what = f"{without[0]} cannot have an adapter: experts, routers and, under the dtensor policy, Mamba-2 have none"
+    elif not chosen:
+        what = "no linear layer is left to have an adapter"
+    else:
+        return chosen
+    unable = {_leaf(name) for name in able if not able[name]}
+    known = ",".join(dict.fromkeys(_leaf(name) for name in able if _leaf(name) not in unable))
+    again = f" {key}.exclude_modules=[]" if config.exclude_modules else ""  # the two together are refused
+    raise ConfigError(
+        what,
+        where=f"{key}.{'exclude' if config.exclude_modules else 'target'}_modules",
+        expected=known,
+        found=", ".join(dict.fromkeys(map(_leaf, unknown or without))) or "none",
+        hints=(f"{hint}target_modules=[{known}]{again}",),
+    )
 
 
 def _leaf(name: str) -> str:
@@ -177,41 +167,17 @@ def hf_weight(name: str) -> str:
     return f"{stem.removeprefix(_PEFT)}.weight"
 
 
-def whole_modules(adapted: Collection[str], every: Collection[str]) -> bool:
-    """Whether some Hugging Face weights are all that vLLM's modules of them hold, of `every` weight and bias of the
-    model. vLLM fuses projections, and loads a module whole: what does not come with a part of it is lost."""
-    for name in adapted:
-        module, _, leaf = name.removesuffix(".weight").rpartition(".")
-        fused = next((group for group in _FUSED if leaf in group), (leaf,))
-        parts = {f"{module}.{each}.{part}" for each in fused for part in ("weight", "bias")}
-        if any(part in every and part not in adapted for part in parts):
-            return False
-    return True
-
-
-def is_half(name: str) -> bool:
-    """Whether a name is PEFT's of an `A` or a `B`."""
-    return name.startswith(_PEFT) and name.endswith((".lora_A.weight", ".lora_B.weight"))
-
-
-@dataclass(frozen=True)
-class AdapterBase:
-    """The checkpoint that an adapter was trained on: its folder, and the digest of its artifact, empty for none."""
-
-    path: str
-    digest: str = ""
-
-
 def save_adapter(
     folder: str | Path,
     tensors: Iterable[tuple[str, torch.Tensor]],
-    frozen: Iterable[tuple[str, torch.Tensor]],
+    *,
     config: AdapterConfig,
-    base: AdapterBase,
     every: Collection[str],
+    base: str,
+    digest: str,
 ) -> None:
-    """Write an adapter folder of PEFT-named `tensors`. `frozen`: the Hugging Face weights that they are added to;
-    `every`: names of all Hugging Face weights."""
+    """Write an adapter folder of PEFT-named `tensors`. every: names of all Hugging Face weights; base: the folder it
+    was trained on, and the digest of that artifact, empty for none."""
     from safetensors.torch import save_file
 
     folder = Path(folder)
@@ -219,14 +185,17 @@ def save_adapter(
     kept = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors}
     save_file(kept, str(folder / WEIGHTS), metadata={"format": "pt"})
     as_umask_says(folder / WEIGHTS)
+    # The last part of a name where all of it are adapted, else whole names.
+    adapted = {hf_weight(name).removesuffix(".weight") for name in kept}
+    others = {_leaf(name.removesuffix(".weight")) for name in every if name.removesuffix(".weight") not in adapted}
     settings: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base.path,
+        "base_model_name_or_path": base,
         "r": config.dim,
         "lora_alpha": config.alpha,
         "lora_dropout": config.dropout,
-        "target_modules": target_modules({hf_weight(name) for name in kept}, every),
+        "target_modules": sorted({module if _leaf(module) in others else _leaf(module) for module in adapted}),
         "bias": "none",
         "inference_mode": True,
         "modules_to_save": None,
@@ -234,49 +203,17 @@ def save_adapter(
         "rank_pattern": {},
         "alpha_pattern": {},
     }
-    origin = {"path": base.path, "digest": base.digest, "fingerprint": fingerprint(frozen)}
-    for name, content in ((CONFIG, settings), (BASE, origin)):
+    for name, content in ((CONFIG, settings), (BASE, {"path": base, "digest": digest})):
         (folder / name).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def target_modules(adapted: Collection[str], every: Collection[str]) -> list[str]:
-    """Modules of adapted weights for PEFT: the last part of a name where all of it are adapted, else whole names."""
-    found = set()
-    for name in adapted:
-        module = name.removesuffix(".weight")
-        leaf = module.rpartition(".")[2]
-        alike = [other for other in every if other.endswith(f".{leaf}.weight")]
-        found.add(leaf if all(other in adapted for other in alike) else module)
-    return sorted(found)
-
-
-def fingerprint(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Of the first row of each weight, in bfloat16: the same in every layout and precision of one model."""
-    import torch
-
-    rows = {name: tensor[0].detach().to("cpu", torch.bfloat16).view(torch.uint8) for name, tensor in weights}
-    digest = hashlib.sha256()
-    for name in sorted(rows):
-        digest.update(name.encode() + rows[name].numpy().tobytes())
-    return f"sha256:{digest.hexdigest()[:32]}"
-
-
 class AdapterFolder:
-    """An adapter on disk.
-
-    Attributes:
-        pairs: Hugging Face weight → its A and B, on CPU.
-        scale: what B A is multiplied with.
-        base: the path in base.json; None without that file.
-
-    Raises:
-        ArtifactError: it is incomplete.
-        UnsupportedError: it is more than low-rank sums (DoRA, biases, whole layers, several ranks).
-    """
+    """An adapter on disk: Hugging Face weight → its A and B, on CPU, and what B A is multiplied with. ArtifactError
+    where it is incomplete, UnsupportedError where it is more than low-rank sums (DoRA, biases, several ranks)."""
 
     def __init__(self, folder: str | Path) -> None:
         folder = Path(folder)
-        settings, origin = _read_json(folder / CONFIG), _recorded(folder)
+        settings = _read_json(folder / CONFIG)
         more = {k: v for k, v in settings.items() if v and k not in _SAYS_NOTHING and v not in _PLAIN.get(k, ())}
         if settings.get("peft_type") != "LORA":
             more["peft_type"] = settings.get("peft_type")
@@ -306,11 +243,11 @@ class AdapterFolder:
             if len(each) < 2:
                 raise ArtifactError(f"half of the adapter of {name} is missing", where=str(folder / WEIGHTS))
         self.pairs = {name: (each["A"], each["B"]) for name, each in halves.items()}
-        self.base: str | None = origin.get("path")
-        self._fingerprint = origin.get("fingerprint")
 
-    def check_base(self, read: Callable[[str], torch.Tensor], names: Collection[str], where: Path) -> None:
-        """Refuse a checkpoint that the adapter does not fit, or was not trained on."""
+    def added_to(
+        self, read: Callable[[str], torch.Tensor], names: Collection[str], where: Path
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Hugging Face weights with the adapter in them. ArtifactError for a checkpoint that it does not fit."""
         for name, (linear_in, linear_out) in self.pairs.items():
             shape = tuple(read(name).shape) if name in names else None
             if shape != (linear_out.shape[0], linear_in.shape[1]):
@@ -321,40 +258,26 @@ class AdapterFolder:
                     found="no such weight" if shape is None else str(shape),
                     hints=("--input base=PATH   # the checkpoint that it was trained on",),
                 )
-        if self._fingerprint not in (None, fingerprint((name, read(name)) for name in self.pairs)):
-            raise ArtifactError(
-                "the checkpoint is not the one that the adapter was trained on",
-                where=str(where),
-                expected=f"the weights of {self.base}",
-                found="others of the same shapes",
-                hints=(f"--input base={self.base}",),
-            )
-
-    def added_to(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Hugging Face weights with the adapter in them."""
-        for name, tensor in weights:
-            pair = self.pairs.get(name)
+        for name in names:
+            tensor, pair = require_finite(name, read(name), where), self.pairs.get(name)
             yield name, tensor if pair is None else low_rank_sum(tensor, *pair, self.scale)
 
 
 def recorded_base(adapter: str | Path) -> str | None:
     """Path in base.json; None without that file. ArtifactError if it is not a JSON object."""
-    path: str | None = _recorded(Path(adapter)).get("path")
+    file = Path(adapter) / BASE
+    path: str | None = _read_json(file).get("path") if file.is_file() else None
     return path
-
-
-def _recorded(adapter: Path) -> dict[str, Any]:
-    return _read_json(adapter / BASE) if (adapter / BASE).is_file() else {}
 
 
 def merge_adapter(adapter: str | Path, base: str | Path | None, target: str | Path) -> None:
     """An adapter and its base, a Hugging Face or Megatron checkpoint (None: the one in base.json) → a Hugging Face
-    folder in the types of the base. ArtifactError when the base is not there, or another one."""
+    folder in the types of the base. ArtifactError when the base is not there, or does not fit."""
     from nemotron_steps.models.megatron_checkpoint import WEIGHTS as MEGATRON
     from nemotron_steps.models.megatron_checkpoint import is_megatron_checkpoint, load_megatron_weights
 
     found = AdapterFolder(adapter)
-    base = found.base if base is None else base
+    base = recorded_base(adapter) if base is None else base
     if base is None or not Path(base).is_dir():
         raise ArtifactError(
             "the checkpoint that the adapter belongs to is not there",
@@ -366,13 +289,11 @@ def merge_adapter(adapter: str | Path, base: str | Path | None, target: str | Pa
     if is_megatron_checkpoint(base):
         architecture = Architecture.from_folder(base)
         weights = dict(to_hf(load_megatron_weights(base / MEGATRON, architecture), architecture))
-        finite = ((name, require_finite(name, tensor, base)) for name, tensor in weights.items())
-        found.check_base(weights.__getitem__, weights, base)
-        save_hf_checkpoint(target, found.added_to(finite), base / "hf")
+        merged = found.added_to(weights.__getitem__, weights, base)
     else:
-        reader = FiniteReader(base)
-        found.check_base(reader, reader.names(), base)
-        save_hf_checkpoint(target, found.added_to((name, reader(name)) for name in sorted(reader.names())), base)
+        reader = WeightReader(base)
+        merged = found.added_to(reader, sorted(reader.names()), base)
+    save_hf_checkpoint(target, merged, hf_folder(base))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

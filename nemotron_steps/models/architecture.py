@@ -1,8 +1,6 @@
-"""What a decoder-only language model is, read from a Hugging Face config.json.
-
-Each family's own keys are read in families/. A config that asks for something this package does not compute (sliding
-windows, MLP biases, other activations) is refused there, by name, instead of being computed wrongly later.
-"""
+"""What a decoder-only language model is, read from a Hugging Face config.json. Each family's own keys are read in
+families/. A config that asks for something this package does not compute (sliding windows, MLP biases, other
+activations) is refused there, by name, instead of being computed wrongly later."""
 
 from __future__ import annotations
 
@@ -39,10 +37,8 @@ class RopeScaling:
 @dataclass(frozen=True)
 class Mamba2:
     """Sizes of a Mamba-2 mixer (Dao and Gu 2024, "Transformers are SSMs"), the same in every layer that has one.
-
     `num_groups` of heads share B and C; `chunk_size` changes the order of sums, nothing else; `time_step_limit` holds
-    after softplus.
-    """
+    after softplus."""
 
     num_heads: int
     head_dim: int
@@ -71,10 +67,8 @@ class Mamba2:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Shape of a decoder-only model of one of the families.
-
-    Sizes are in elements; `ffn_hidden_size` is the dense MLP's inner size, `moe_ffn_hidden_size` one expert's.
-    """
+    """Shape of a decoder-only model of one of the families. Sizes are in elements; `ffn_hidden_size` is the dense MLP's
+    inner size, `moe_ffn_hidden_size` one expert's."""
 
     family: str
     hidden_size: int
@@ -199,16 +193,13 @@ class Architecture:
         if quantisation:
             method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else None
             raise quantised(f"quantization_config{f' of {method}' if method else ''}", where)
-        from nemotron_steps.models.families import module_of
+        from nemotron_steps.models.families import ConfigValues, module_of
 
         architecture: Architecture = module_of(family).read(config, where)
         if architecture.num_attention_heads % architecture.num_key_value_heads:
-            raise ArtifactError(
-                "attention heads do not divide evenly over key-value heads",
-                where=where,
-                expected=f"a multiple of {architecture.num_key_value_heads}",
-                found=str(architecture.num_attention_heads),
-            )
+            what = "attention heads do not divide evenly over key-value heads"
+            expected = f"a multiple of {architecture.num_key_value_heads}"
+            raise ConfigValues(config, where).refusal(what, expected, str(architecture.num_attention_heads))
         return architecture
 
 
@@ -249,9 +240,8 @@ def read_config(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ArtifactError("the checkpoint has no config.json", where=str(path.parent), hints=published) from error
     except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, more digits or more levels than Python reads
-        what = "UTF-8" if isinstance(error, UnicodeDecodeError) else "JSON"
         place = f"{path}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else str(path)
-        raise ArtifactError(f"config.json is not {what}", where=place, found=str(error), hints=published) from error
+        raise ArtifactError("config.json is not JSON", where=place, found=str(error), hints=published) from error
     if not isinstance(config, dict):
         found = type(config).__name__
         raise ArtifactError("config.json is not an object", where=str(path), found=found, hints=published)

@@ -1,8 +1,6 @@
-"""Chats to token ids and back, through a tokenizer's own chat template.
-
-A conversation goes on in tokens (docs/chat_templates.md). Text of a message is text: where it spells a special token,
-a GUARD breaks it before the template sees it, and `encode` makes ordinary tokens of what has a guard.
-"""
+"""Chats to token ids and back, through a tokenizer's own chat template. A conversation goes on in tokens
+(docs/chat_templates.md). Text of a message is text: where it spells a special token, a GUARD breaks it before the
+template sees it, and `encode` makes ordinary tokens of what has a guard."""
 
 from __future__ import annotations
 
@@ -25,12 +23,9 @@ if TYPE_CHECKING:
 
 COMMON_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 """Any other is some template's own: response_1, response_2 and principle of generative reward models."""
-_INSTRUCTION_ROLES = ("system", "developer")
 Encode = Callable[[str], list[int]]
 GUARD = "q7GUARDz"
 """Letters, so that templates write it as it is, whether through tojson, repr or neither."""
-_UNESCAPED = re.compile(r"[ !#-&(-\[\]-~]*")
-"""Texts that JSON and Python write as they are."""
 _PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Names of the one class for tokenizers that tokenizer.json describes in full."""
 _KEEPING_PLAIN = ("llama", "qwen3", "qwen3_moe", "nemotron_h", None)
@@ -38,18 +33,12 @@ _KEEPING_PLAIN = ("llama", "qwen3", "qwen3_moe", "nemotron_h", None)
 
 
 class ChatFormat:
-    """Renders chats with a tokenizer's own template and decodes what a model said.
-
-    Args:
-        tokenizer: with its chat template.
-        source: where it is from, for errors.
-        template_kwargs: variables of the template besides messages, tools and add_generation_prompt
-            (`enable_thinking`, `truncate_history_thinking`, `date_string`, ...).
-        generation_ends: eos_token_id of the model's generation_config.json.
-
-    Raises ArtifactError when the folder has no tokenizer or the tokenizer has no chat template, and DataError for
-    template_kwargs that are arguments of rendering (`add_generation_prompt`).
-    """
+    """Renders chats with a tokenizer's own template and decodes what a model said. tokenizer: with its chat template;
+    source: where it is from, for errors; template_kwargs: variables of the template besides messages, tools and
+    add_generation_prompt (`enable_thinking`, `truncate_history_thinking`, `date_string`, ...); generation_ends:
+    eos_token_id of the model's generation_config.json. Raises ArtifactError when the folder has no tokenizer or the
+    tokenizer has no chat template, and DataError for template_kwargs that are arguments of rendering
+    (`add_generation_prompt`)."""
 
     def __init__(
         self,
@@ -65,7 +54,6 @@ class ChatFormat:
         self._template_kwargs = _template_kwargs(template_kwargs or {}, source)
         self._generation_ends = tuple(number for number in generation_ends if number < len(tokenizer))
         self._render_cached = lru_cache(maxsize=4096)(self._render)
-        self._passed_over_cached = lru_cache(maxsize=256)(self._passed_over)
         self._under_cached = lru_cache(maxsize=64)(self._under)
 
     @classmethod
@@ -114,17 +102,17 @@ class ChatFormat:
         prompt = self.render_text([{"role": "user", "content": "x"}])
         return prompt.rfind(THINK_OPEN) > prompt.rfind(THINK_CLOSE)
 
-    def _passed_over(self, roles: tuple[str, ...], tools: bool) -> list[str]:
-        """What a template leaves out of a chat of marked words; of tools, only names count."""
+    @cached_property
+    def _writes_tools(self) -> bool:
+        """Whether the template writes tools at all, if need be with a system message: names alone may be in texts."""
         schema = {"type": "object", "properties": {}}
         tool = {"type": "function", "function": {"name": "markedname", "description": "x", "parameters": schema}}
-        marked = [(f"{role} message", f"marked{at}text") for at, role in enumerate(roles) if role in _INSTRUCTION_ROLES]
-        messages = [{"role": role, "content": f"marked{at}text"} for at, role in enumerate(roles)]
+        asked = {"role": "user", "content": "x"}
         try:
-            text = self._write([*messages, {"role": "user", "content": "x"}], [tool] if tools else [], True)
+            texts = [self._write(chat, [tool], True) for chat in ([asked], [asked | {"role": "system"}, asked])]
         except Exception:  # a template may break in any way; with the chat's own messages it says so
-            return []
-        return [what for what, word in (*marked, *([("tools", "markedname")] if tools else ())) if word not in text]
+            return True
+        return any("markedname" in text for text in texts)
 
     def render_text(
         self,
@@ -143,7 +131,11 @@ class ChatFormat:
         texts: list[str] = []
         refused: list[Exception] = []
         given: dict[str, Any] = self._template_kwargs | {"tokenize": False, "add_generation_prompt": generation_prompt}
-        given["tools"] = [_nested(tool) for tool in tools] or None
+        nested = []
+        for tool in tools:  # of the Responses API they are flat
+            function = tool.get("function") or {k: v for k, v in tool.items() if k not in ("type", "strict")}
+            nested.append(tool if "function" in tool else {"type": "function", "function": function})
+        given["tools"] = nested or None
         filled = [{**m, "content": m.get("content") or ""} if m.get("tool_calls") else m for m in messages]
         for form in (list(messages), _with_json(messages), filled, _with_json(filled)):
             try:
@@ -184,12 +176,10 @@ class ChatFormat:
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = (), *, turn_ended: bool = True
     ) -> list[int]:
         """Token ids to append after a sampled assistant turn: its end where it has none (not `turn_ended`: it was cut
-        off, or ended by a stop string), the messages after it, and the next generation prompt.
-
-        The template renders a stub of a chat with and without the messages; what follows the stub's assistant turn is
-        what follows any. So it does not matter how the template shows earlier turns. Raises as `render`, and
-        ArtifactError when the template ends the turn before a message otherwise than the last one.
-        """
+        off, or ended by a stop string), the messages after it, and the next generation prompt. The template renders a
+        stub of a chat with and without the messages; what follows the stub's assistant turn is what follows any. So it
+        does not matter how the template shows earlier turns. Raises as `render`, and ArtifactError when the template
+        ends the turn before a message otherwise than the last one."""
         text = self._turn_ends.continuation(self._guarded(messages), self._guarded(tools), turn_ended=turn_ended)
         self.require_shown(text, messages)
         ends = (self._added[number] for number in self.end_ids if number in self._added) if turn_ended else ()
@@ -207,12 +197,8 @@ class ChatFormat:
         """DataError, `where` naming the row, for messages and tools that the template left out (`left_out`) of what it
         wrote: a model would be asked, or trained, without them."""
         missing = left_out(messages, tools, text)
-        said = [str(message.get("role")) for message in messages if message.get("content")]
-        instructions = [at for at, role in enumerate(said) if role in _INSTRUCTION_ROLES]
-        if missing is None and (instructions or tools):
-            # Its words may be somewhere else in the text: what a template passes over is found by marked ones.
-            roles = tuple(role for role in said[: instructions[-1] + 1 if instructions else 0] if role != "tool")
-            missing = next(iter(self._passed_over_cached(roles, bool(tools))), None)
+        if missing is None and tools and not self._writes_tools:
+            missing = "tools"
         if missing is not None:
             raise DataError(
                 f"the chat template leaves out the {missing}",
@@ -275,11 +261,8 @@ class ChatFormat:
         return len(self.encode(text))
 
     def encode(self, text: str, after: str = "") -> list[int]:
-        """Token ids of a text, none of them added. What a GUARD is in becomes ordinary tokens, without it.
-
-        Args:
-            after: the text that it goes on from. Tokenizers like Llama 2's write a space before a text that begins.
-        """
+        """Token ids of a text, none of them added. What a GUARD is in becomes ordinary tokens, without it. after: the
+        text that it goes on from. Tokenizers like Llama 2's write a space before a text that begins."""
         pieces = [text]
         if GUARD in text:
             special = any_of({self._added[number] for number in self._special_ids | self._guarded_ids})
@@ -406,77 +389,50 @@ def _with_json(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return changed
 
 
-def _nested(tool: dict[str, Any]) -> dict[str, Any]:
-    """A Responses API tool (flat) as chat templates take it."""
-    if "function" in tool:
-        return tool
-    return {"type": "function", "function": {k: v for k, v in tool.items() if k not in ("type", "strict")}}
-
-
 def left_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], text: str) -> str | None:
-    """What of a chat a template did not write: a message's text, its reasoning, a call or a tool; None for nothing.
-
-    Messages are looked for in their order, but a system message anywhere: some templates write it later. Whitespace
-    and escapes do not count. Of reasoning the last message's alone has to be there: templates drop earlier turns'.
-    """
+    """What of a chat a template did not write: a message's text, the reasoning of the last one (templates drop earlier
+    turns'), a call or a tool; None for nothing. Whitespace and escapes do not count."""
     text = _squeezed(text)
     for tool in tools:
         name = str((tool.get("function") or tool).get("name"))
         if name not in text:
             return f"tool `{name}`"
-    start = 0
     for place, message in enumerate(messages):
-        role, ends = str(message.get("role")), [start]
-        anywhere = role in _INSTRUCTION_ROLES
-        for what, part in _parts(message, last=place == len(messages) - 1):
-            found = [at + len(form) for form in _forms(part) if (at := text.find(form, 0 if anywhere else start)) >= 0]
-            if not found:
-                return f"{role} message" if what is None else f"{what} of the {role} message"
-            if what is not None or not message.get("tool_calls"):  # Gemma 4 writes it after the calls' results
-                ends.append(min(found))
-        start = start if anywhere else max(ends)
+        role, content = str(message.get("role")), message.get("content")
+        parts = content if isinstance(content, list) else [content]
+        said = "".join(str(part.get("text") or "") if isinstance(part, Mapping) else str(part or "") for part in parts)
+        if role == "assistant":
+            said = said.rpartition(THINK_CLOSE)[2].partition(THINK_OPEN)[0]
+        if not _is_in(text, said):
+            return f"{role} message"
+        if place == len(messages) - 1 and not _is_in(text, str(message.get("reasoning_content") or "")):
+            return f"reasoning of the {role} message"
+        for call in message.get("tool_calls") or ():
+            function = call.get("function") or call
+            name = str(function.get("name"))
+            if not all(_is_in(text, leaf) for leaf in (name, *_leaves(function.get("arguments")))):
+                return f"call of `{name}` of the {role} message"
     return None
 
 
-def _parts(message: Mapping[str, Any], *, last: bool) -> Iterator[tuple[str | None, str]]:
-    """What of a message has to be in its chat: what it is, None for its text, and its text."""
-    content = message.get("content")
-    parts = content if isinstance(content, list) else [content]
-    text = "".join(str(part.get("text") or "") if isinstance(part, Mapping) else str(part or "") for part in parts)
-    reasoning: list[str] = []
-    if message.get("role") == "assistant" and last:
-        *reasoning, text = re.split(f"{THINK_OPEN}|{THINK_CLOSE}", text)
-        reasoning.insert(0, str(message.get("reasoning_content") or ""))
-    elif message.get("role") == "assistant":
-        text = text.rpartition(THINK_CLOSE)[2].partition(THINK_OPEN)[0]
-    yield from (("reasoning", part) for part in reasoning)
-    yield None, text
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") or call
-        name = str(function.get("name"))
-        yield from ((f"call of `{name}`", leaf) for leaf in (name, *_leaves(function.get("arguments"))))
-
-
 def _leaves(value: Any) -> Iterator[str]:
-    """Names and values of a call's arguments."""
+    """Names and texts of a call's arguments; what else is in them is written in many ways."""
     if isinstance(value, Mapping):
         yield from value
         value = list(value.values())
     if isinstance(value, list):
         for each in value:
             yield from _leaves(each)
-    elif value is not None:  # which is written in many ways
-        yield value if isinstance(value, str) else json.dumps(value)
+    elif isinstance(value, str):
+        yield value
 
 
-def _forms(text: str) -> set[str]:
-    """A text as a template may write it, without whitespace."""
-    if text in ("true", "false"):
-        return {text, text.title()}
-    if _UNESCAPED.fullmatch(text):
-        return {_squeezed(text)}
-    written = (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1], repr(text)[1:-1])
-    return {_squeezed(form) for form in (written if text.strip() else ("",))}
+def _is_in(text: str, part: str) -> bool:
+    """Whether a squeezed text has another, as it is or as JSON or Python write it."""
+    if _squeezed(part) in text:
+        return True
+    escaped = json.dumps(part, ensure_ascii=False)[1:-1], json.dumps(part)[1:-1], repr(part)[1:-1]
+    return any(_squeezed(form) in text for form in escaped)
 
 
 def _squeezed(text: str) -> str:

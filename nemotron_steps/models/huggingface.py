@@ -1,7 +1,5 @@
-"""Hugging Face checkpoint folders: config.json, safetensors weights, tokenizer and chat template.
-
-Weights are only ever read from safetensors, never from pickled `.bin` files. Not for: conversion (mapping.py).
-"""
+"""Hugging Face checkpoint folders: config.json, safetensors weights, tokenizer and chat template. Weights are only ever
+read from safetensors, never from pickled `.bin` files. Not for: conversion (mapping.py)."""
 
 from __future__ import annotations
 
@@ -11,17 +9,15 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.errors import ArtifactError, UnsupportedError, fetch_again
-from nemotron_steps.models.architecture import Architecture, read_config
+from nemotron_steps.errors import ArtifactError, fetch_again
+from nemotron_steps.models.architecture import read_config
 from nemotron_steps.models.families import module_of
 from nemotron_steps.models.initialize import as_umask_says, copy_tokenizer
 from nemotron_steps.models.mapping import HEAD, in_precision
-from nemotron_steps.models.rope import inverse_frequencies
 
 if TYPE_CHECKING:
     import torch
@@ -36,15 +32,20 @@ MAX_SHARD_BYTES = 5_000_000_000
 class WeightReader:
     """Reads the tensors of a safetensors checkpoint by name, opening each shard once. Those that models make of others,
     a tied output layer or rotary frequencies, are not among them. ArtifactError when the folder has no safetensors
-    weights, or such a tensor is not what models make."""
+    weights, or another output layer."""
 
     def __init__(self, folder: str | Path) -> None:
+        import torch
         from safetensors import SafetensorError, safe_open
 
         self.folder = Path(folder)
         index = self.folder / _INDEX
         found = sorted(path.name for path in self.folder.glob("*"))
-        files = _indexed_shards(index) if index.is_file() else [n for n in found if n.endswith(".safetensors")]
+        files = [name for name in found if name.endswith(".safetensors")]
+        if index.is_file():
+            files = _indexed_shards(index)
+        elif "model.safetensors" in files:
+            files = ["model.safetensors"]
         if not files:
             raise ArtifactError(
                 "the checkpoint has no safetensors weights",
@@ -54,7 +55,6 @@ class WeightReader:
                 hints=fetch_again(self.folder),
             )
         self._handles: dict[str, Any] = {}
-        file_of: dict[str, str] = {}
         for name in files:
             try:
                 handle: Any = safe_open(str(self.folder / name), framework="pt", device="cpu")
@@ -65,12 +65,15 @@ class WeightReader:
                     found=str(error),
                     hints=fetch_again(self.folder, self.folder / name),
                 ) from error
-            for key in list(handle.keys()):
-                if key in file_of:
-                    raise in_two_files(key, self.folder, file_of[key], name)
-                file_of[key] = name
-                self._handles[key] = handle
-        self._leave_out_redundant()
+            self._handles |= dict.fromkeys(handle.keys(), handle)
+        for key in [key for key in self._handles if key.endswith("rotary_emb.inv_freq")]:
+            del self._handles[key]
+        path = self.folder / "config.json"
+        config = read_config(path) if path.is_file() else {}  # an adapter has none
+        if self._handles.keys() >= {HEAD, EMBEDDING} and config.get("tie_word_embeddings") is True:
+            if not torch.equal(self(HEAD).float(), self(EMBEDDING).float()):
+                raise two_for_one(path)
+            del self._handles[HEAD]
 
     def names(self) -> set[str]:
         """Of every tensor in the checkpoint."""
@@ -80,36 +83,6 @@ class WeightReader:
         """One tensor. KeyError if there is none of that name."""
         tensor: torch.Tensor = self._handles[name].get_tensor(name)
         return tensor
-
-    def _leave_out_redundant(self) -> None:
-        import torch
-
-        path = self.folder / "config.json"
-        config = read_config(path) if path.is_file() else {}  # an adapter has none
-        if self._handles.keys() >= {HEAD, EMBEDDING} and config.get("tie_word_embeddings") is True:
-            if not torch.equal(self(HEAD).float(), self(EMBEDDING).float()):
-                raise two_for_one(path)
-            del self._handles[HEAD]
-        angles = [name for name in self._handles if name.endswith("rotary_emb.inv_freq")]
-        if config.get("model_type") not in FAMILIES or not angles:
-            return
-        try:
-            architecture = Architecture.from_config(config, where=str(path))
-        except UnsupportedError:
-            return  # only libraries read this model
-        # Files from before there was a scaling in them have the frequencies without it; they may be in 16 bits.
-        made = [inverse_frequencies(each)[0] for each in (architecture, replace(architecture, rope_scaling=None))]
-        for name in angles:
-            stored = self._handles.pop(name).get_tensor(name).float()
-            near = [own.shape == stored.shape and torch.allclose(stored, own, rtol=2**-7, atol=1e-7) for own in made]
-            if not any(near):
-                raise ArtifactError(
-                    f"the tensor {name} holds other rotary frequencies than config.json says",
-                    where=str(path),
-                    expected=f"rope_theta {architecture.rope_theta:g}, scaled as rope_parameters say",
-                    found=f"{stored.flatten()[:3].tolist()} …",
-                    hints=fetch_again(self.folder, path),
-                )
 
 
 def two_for_one(config: Path) -> ArtifactError:
@@ -122,21 +95,6 @@ def two_for_one(config: Path) -> ArtifactError:
         expected="tie_word_embeddings: false where the output layer has weights of its own",
         found="true",
         hints=(f"sed -i '{edited}' {shlex.quote(str(config))}   # uses both, as transformers does",),
-    )
-
-
-def in_two_files(name: str, folder: Path, first: str, second: str) -> ArtifactError:
-    """The refusal of a tensor that two weights files have: even with an index, who loads them takes either."""
-    one, other = (shlex.quote(str(folder / file)) for file in (first, second))
-    return ArtifactError(
-        f"two weights files have the tensor {name}",
-        where=str(folder),
-        expected="every tensor in one file",
-        found=f"{first} and {second}",
-        hints=(
-            f"mv {other} {other}.unused   # leaves that of {first}",
-            f"mv {one} {one}.unused   # leaves that of {second}",
-        ),
     )
 
 
@@ -246,13 +204,9 @@ def copy_model_files(source: Path, target: Path, *, carries: bool = True, precis
 
 def carried_tensors(folder: Path, ignored: Sequence[str] = ()) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors that a policy has only if it trains them, those of multi-token prediction, in the type they are saved in.
-
     In a Hugging Face checkpoint they are among the weights; a Megatron checkpoint's `hf` has a file of them, unless
-    they were trained: then they are among the weights beside it.
-
-    Args:
-        ignored: patterns of names of tensors that transformers leaves in a folder of a family that it alone knows.
-    """
+    they were trained: then they are among the weights beside it. ignored: patterns of names of tensors that
+    transformers leaves in a folder of a family that it alone knows."""
     family = FAMILIES.get(str(read_config(folder / "config.json").get("model_type")))
     prefix = module_of(family.name).CARRIED if family is not None else ""
     names = re.compile(f"^{re.escape(prefix)}" if family is not None else "|".join(ignored))

@@ -54,15 +54,11 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True)
 class Parameter:
-    """One Megatron parameter of the whole model.
-
-    Attributes:
-        tp_dim: dimension cut under tensor parallelism; None when every rank holds all of it.
-        layer: of the model; of multi-token prediction, numbers after its last layer. None for what no layer has.
-        optional: absent from checkpoints of models that were never trained with it; then all zeros.
-        parts: name and rows of each part; tensor parallelism cuts every part by itself.
-        key: what megatron-core's checkpoints call it; empty for `name`.
-    """
+    """One Megatron parameter of the whole model. tp_dim: dimension cut under tensor parallelism; None when every rank
+    holds all of it; layer: of the model; of multi-token prediction, numbers after its last layer. None for what no
+    layer has; optional: absent from checkpoints of models that were never trained with it; then all zeros; parts: name
+    and rows of each part; tensor parallelism cuts every part by itself; key: what megatron-core's checkpoints call it;
+    empty for `name`."""
 
     name: str
     hf_names: tuple[str, ...]
@@ -174,16 +170,10 @@ def to_megatron(
     held: Container[str] | None = None,
     experts: slice = slice(None),
 ) -> Iterator[tuple[Parameter, torch.Tensor]]:
-    """Whole Megatron tensors of a Hugging Face checkpoint, one at a time.
-
-    Args:
-        mtp_alone: only those of multi-token prediction, of weights that have no others.
-        held: Megatron names of those that are read; None: all. Whether a name is missing is looked at for all.
-        experts: which of a layer's experts are read, of tensors that have them all.
-
-    Raises ArtifactError for tensors that are missing, too many or of another shape, UnsupportedError for quantised
-    ones.
-    """
+    """Whole Megatron tensors of a Hugging Face checkpoint, one at a time. mtp_alone: only those of multi-token
+    prediction, of weights that have no others; held: Megatron names of those that are read; None: all. Whether a name
+    is missing is looked at for all; experts: which of a layer's experts are read, of tensors that have them all. Raises
+    ArtifactError for tensors that are missing, too many or of another shape, UnsupportedError for quantised ones."""
     import torch
 
     read = weights.__getitem__ if isinstance(weights, Mapping) else weights

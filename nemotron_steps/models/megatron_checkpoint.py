@@ -1,8 +1,6 @@
-"""Megatron checkpoint folders: `hf/` (config.json, tokenizer, chat template) and `weights/` (torch_dist).
-
-The weights are written and read under megatron-core's own sharded names, so a policy in any parallel layout loads them
-and `convert/*` needs no model. Optimizer state is engine/policy/checkpoint.py's.
-"""
+"""Megatron checkpoint folders: `hf/` (config.json, tokenizer, chat template) and `weights/` (torch_dist). The weights
+are written and read under megatron-core's own sharded names, so a policy in any parallel layout loads them and
+`convert/*` needs no model. Optimizer state is engine/policy/checkpoint.py's."""
 
 from __future__ import annotations
 
@@ -84,11 +82,8 @@ def sharded_tensors(
     prefix: str = "",
 ) -> list[Any]:
     """megatron-core ShardedTensors of one rank's part of a parameter, or, with a `prefix` of its key, of optimizer
-    state of the same shape; in the order `join` puts them together.
-
-    Gate and up rows are two shards, so that they can be cut differently by another tensor-parallel size; the parts of
-    a Mamba-2 projection are tensors of their own.
-    """
+    state of the same shape; in the order `join` puts them together. Gate and up rows are two shards, so that they can
+    be cut differently by another tensor-parallel size; the parts of a Mamba-2 projection are tensors of their own."""
     import torch
     from megatron.core.dist_checkpointing import ShardedTensor
 
@@ -214,7 +209,6 @@ def convert_hf_to_megatron(source: str | Path, target: str | Path, precision: st
     reader = FiniteReader(source)
     weights = ((p, in_precision(p.name, tensor, precision)) for p, tensor in to_megatron(reader, architecture))
     save_megatron_weights(weights, architecture, target / WEIGHTS)
-    (target / "hf").mkdir(parents=True, exist_ok=True)
     copy_model_files(source, target / "hf", precision=precision)
 
 

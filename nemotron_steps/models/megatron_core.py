@@ -1,8 +1,6 @@
-"""The one door through which megatron-core is imported, and the process group it needs even on one rank.
-
-megatron-core assumes a CUDA machine and pulls in packages this project does not use through it. Importing it here
-first keeps the import about three times shorter and lets the same modules build on a CPU.
-"""
+"""The one door through which megatron-core is imported, and the process group it needs even on one rank. megatron-core
+assumes a CUDA machine and pulls in packages this project does not use through it. Importing it here first keeps the
+import about three times shorter and lets the same modules build on a CPU."""
 
 import atexit
 import sys
@@ -16,11 +14,9 @@ _loaded = False
 
 
 def load_megatron_core() -> None:
-    """Import megatron-core. Idempotent; UnsupportedError when it is not installed.
-
-    Meanwhile wandb and Transformer Engine are hidden (nothing here uses what needs them, and a Transformer Engine built
-    for another torch or CUDA ends the import) and `torch.compile` decorates nothing, or it pulls in the whole inductor.
-    """
+    """Import megatron-core. Idempotent; UnsupportedError when it is not installed. Meanwhile wandb and Transformer
+    Engine are hidden (nothing here uses what needs them, and a Transformer Engine built for another torch or CUDA ends
+    the import) and `torch.compile` decorates nothing, or it pulls in the whole inductor."""
     global _loaded
     if _loaded:
         return

@@ -1,8 +1,6 @@
-"""Rotary position frequencies of every supported scaling, in float32 on CPU.
-
-Formulas: RoFormer (arXiv 2104.09864), YaRN (arXiv 2309.00071), and the Llama 3.1 release for `llama3`, in the order of
-Hugging Face's models, so that converted checkpoints agree to rounding.
-"""
+"""Rotary position frequencies of every supported scaling, in float32 on CPU. Formulas: RoFormer (arXiv 2104.09864),
+YaRN (arXiv 2309.00071), and the Llama 3.1 release for `llama3`, in the order of Hugging Face's models, so that
+converted checkpoints agree to rounding."""
 
 from __future__ import annotations
 

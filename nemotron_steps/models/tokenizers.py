@@ -1,9 +1,7 @@
-"""Train a small tokenizer for models that start from nothing: bytes, plus the phrases a data set keeps repeating.
-
-A task's wording ("Spell this word backward (example: sun -> nus): ") becomes one token, while letters and digits stay
-one token each, so a small model sees short sequences and never has to learn how a word is spelt. Not for language
-modelling: natural text costs about one token a byte.
-"""
+"""Train a small tokenizer for models that start from nothing: bytes, plus the phrases a data set keeps repeating. A
+task's wording ("Spell this word backward (example: sun -> nus): ") becomes one token, while letters and digits stay one
+token each, so a small model sees short sequences and never has to learn how a word is spelt. Not for language
+modelling: natural text costs about one token a byte."""
 
 from __future__ import annotations
 
@@ -128,12 +126,10 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 
 def repeated_phrases(texts: Sequence[str], min_share: float, max_phrases: int) -> list[str]:
-    """Stretches of text that at least `min_share` of the texts contain, most saved tokens first.
-
-    Neighbouring atoms that occur together often enough are joined, the most frequent pairs first, as in byte-pair
-    encoding but across word boundaries. Content is never joined: words that few texts have, and digits that their
-    surroundings do not determine. A single word is not a phrase: it could be content too.
-    """
+    """Stretches of text that at least `min_share` of the texts contain, most saved tokens first. Neighbouring atoms
+    that occur together often enough are joined, the most frequent pairs first, as in byte-pair encoding but across word
+    boundaries. Content is never joined: words that few texts have, and digits that their surroundings do not determine.
+    A single word is not a phrase: it could be content too."""
     if not texts:
         raise DataError("no text to train a tokenizer on", expected="at least one chat")
     threshold = max(2.0, min_share * len(texts))

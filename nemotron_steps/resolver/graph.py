@@ -5,16 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nemotron_steps.config.compose import Reference, read_reference
 from nemotron_steps.errors import StepsError
-from nemotron_steps.manifest.models import Consumes, StepManifest
+from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.manifest.pipeline_models import StageCheck
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.manifest.typegraph import Conversion
 from nemotron_steps.resolver.plan import InputSource, Instance, PlannedStep, StepOutput, SuppliedInput
-from nemotron_steps.resolver.problems import AmbiguousSource, PlanProblem, SourceCycle, UnknownPort
+from nemotron_steps.resolver.problems import PlanProblem, SourceCycle, UnknownPort
 from nemotron_steps.resolver.request import Compose, StepConfig
 
 if TYPE_CHECKING:
@@ -57,22 +57,14 @@ class Node:
         if replaced:  # an input stands in place of these
             overridden = {override.partition("=")[0].lstrip("+") for override in self.overrides}
             values = {**values, **dict.fromkeys((replaced - overridden) & values.keys())}
+        fields = {name: value for name, value in vars(self).items() if name in PlannedStep.__dataclass_fields__}
+        fields |= {"config": values, "config_name": self.config_name or DEFAULT}
         return PlannedStep(
-            key=self.key,
+            **fields,
             step_id=self.manifest.id,
-            manifest=self.manifest,
-            config_name=self.config_name or DEFAULT,
-            overrides=self.overrides,
-            config=values,
-            inputs=self.inputs,
             produces={port.name: port.type for port in self.manifest.produces},
-            inserted=self.inserted,
-            because=self.because,
-            earlier=self.earlier,
             memory=None if subject is None else subject.memory,
             turn_ends={} if subject is None else subject.turn_ends,
-            instance=self.instance,
-            checks=self.checks,
             variables=frozenset().union(*self.config.variables.values()),
             job=self.config.job,
         )
@@ -91,14 +83,13 @@ class Graph:
         self._compose = compose
         self._conversions: dict[tuple[tuple[str, str | None], str, str | None], StepOutput] = {}
 
-    def find_step(self, step_id: str, where: str | None) -> StepManifest | None:
-        """A step's manifest; None after reporting that there is none. `where` is who asked for it."""
+    def find_step(self, step_id: str, where: str | None) -> StepManifest:
+        """A step's manifest. StepsError, at `where`, who asked for it, if there is none."""
         try:
             return self.registry.step(step_id)
         except StepsError as error:
             error.where = error.where or where
-            self.report(error)
-            return None
+            raise
 
     def report(self, error: StepsError) -> None:
         """Note an error; one that carries several is taken apart."""
@@ -155,46 +146,30 @@ class Graph:
             source = self._conversions[key]
         return source
 
-    def type_of(self, source: InputSource) -> str | None:
-        """The artifact type of a source; None for a supplied one whose type is not known."""
-        if isinstance(source, SuppliedInput):
-            return source.type
-        return self.nodes[source.step_key].manifest.outputs[source.port].type
-
     def label(self, source: InputSource) -> str:
         """A source in messages: what the user wrote, or STEP.PORT."""
         return source.ref if isinstance(source, SuppliedInput) else f"{source.step_key}.{source.port}"
 
-    def in_order(self, goals: Iterable[Node]) -> list[Node]:
+    def in_order(self, goals: Sequence[Node]) -> list[Node]:
         """Goals and everything they need, dependencies first. A circle is reported and left out."""
         order: list[Node] = []
-        state: dict[str, int] = {}  # 1: being visited, 2: done
-        for goal in goals:
-            stack: list[tuple[Node, bool]] = [(goal, False)]
-            path: list[str] = []
-            while stack:
-                node, leaving = stack.pop()
-                if leaving:
-                    state[node.key] = 2
-                    path.pop()
-                    order.append(node)
-                    continue
-                if state.get(node.key) == 1:
-                    loop = [*path[path.index(node.key) :], node.key]
-                    self.report(
-                        SourceCycle(
-                            f"the inputs of {node.key} come, in the end, from itself",
-                            chain=loop[::-1],
-                            where=node.manifest.where("step"),
-                            expected="sources that do not need this step",
-                            hints=tuple(f"steps show {self.nodes[key].manifest.id}" for key in dict.fromkeys(loop)),
-                        )
-                    )
-                    continue
-                if state.get(node.key) == 2:
-                    continue
-                state[node.key] = 1
-                path.append(node.key)
+        path: dict[str, None] = {}  # what is being visited
+        done: set[str] = set()
+        stack = [(goal, False) for goal in reversed(goals)]
+        while stack:
+            node, leaving = stack.pop()
+            if leaving:
+                del path[node.key]
+                done.add(node.key)
+                order.append(node)
+            elif node.key in path:
+                keys = list(path)
+                loop = [*keys[keys.index(node.key) :], node.key]
+                what = f"the inputs of {node.key} come, in the end, from itself"
+                hints = tuple(f"steps show {self.nodes[key].manifest.id}" for key in dict.fromkeys(loop))
+                self.report(SourceCycle(what, chain=loop[::-1], where=node.manifest.where("step"), hints=hints))
+            elif node.key not in done:
+                path[node.key] = None
                 stack.append((node, True))
                 needed = [s.step_key for s in node.inputs.values() if isinstance(s, StepOutput)]
                 stack.extend((self.nodes[key], False) for key in reversed(needed))
@@ -212,69 +187,34 @@ def with_references(manifest: StepManifest, config: StepConfig, key: str) -> tup
         return config, []
     values, inputs = copy.deepcopy(dict(config.values)), {**config.inputs, **given}
     problems: list[PlanProblem] = []
+
+    def wrong(name: str, what: str, expected: str, hint: str) -> None:
+        said = {"where": config.origin(name), "expected": expected, "found": str(found[name])}
+        problems.append(UnknownPort(f"'{name}' of {key} {what}", chain=(key,), hints=(hint,), **said))
+
     bound: set[str] = set()
     for port in manifest.consumes:
-        first, *others = [name for name in port.bindings if name in found and name not in bound] or [""]
-        if not first or first != next(iter(port.bindings)):
+        names = [name for name in port.bindings if name in found and name not in bound]
+        if not names or names[0] != next(iter(port.bindings)):
             continue
-        bound |= {first, *others}
+        ref = found[names[0]].ref
+        bound.update(names)
         inputs.pop(port.name, None)
-        problems += _wrong_parts(port, config, key, {name: found[name] for name in (first, *others)})
-        _put(values, first, found[first].ref)
-        for name in others:
-            _put(values, name, None)
-    fed_at = [next(iter(port.bindings)) for port in manifest.consumes if port.bindings]
-    problems += [
-        UnknownPort(
-            f"'{name}' of {key} names an artifact, and no input is fed at that key",
-            chain=(key,),
-            where=config.where(name),
-            expected=", ".join(fed_at) or "no artifact",
-            found=str(each),
-            hints=(f"steps artifacts show {each.ref}",),
-        )
-        for name, each in found.items()
-        if name not in bound
-    ]
+        for name in names:
+            *parents, last = name.split(".")
+            group = values
+            for part in parents:
+                group = group[part]
+            group[last] = ref if name == names[0] else None
+            # Of `A.jsonl|B.jsonl` the split is A: where an artifact has both, B is not what the key would get.
+            inside, part = port.bindings[name].partition("|")[0], found[name].field
+            split = _SPLITS.get(part, part)
+            if found[name].ref != ref or (part != "path" and f"{split}.jsonl" != inside):
+                whole = str(Reference(ref, "path"))
+                wrong(name, "names something else than its input fills in", whole, f"{name}='{whole}'")
+    fed_at = ", ".join(next(iter(port.bindings)) for port in manifest.consumes if port.bindings)
+    for name in found:
+        if name not in bound:
+            show = f"steps artifacts show {found[name].ref}"
+            wrong(name, "names an artifact, and no input is fed at that key", fed_at or "no artifact", show)
     return replace(config, values=values, inputs=inputs), problems
-
-
-def _wrong_parts(port: Consumes, config: StepConfig, key: str, here: dict[str, Reference]) -> list[PlanProblem]:
-    first = next(iter(here.values()))
-    problems: list[PlanProblem] = []
-    for name, each in here.items():
-        if each.ref != first.ref:
-            problems.append(
-                AmbiguousSource(
-                    f"the config names several artifacts for the input '{port.name}' of {key}",
-                    chain=(f"{key}.{port.name}",),
-                    where=config.where(name),
-                    expected=str(first),
-                    found=str(each),
-                    hints=(f"--input {port.name}={first.ref}", f"{name}=PATH"),
-                )
-            )
-            continue
-        inside = port.bindings[name]
-        # Of `A.jsonl|B.jsonl` that is A: where an artifact has both, B is not what the key would get.
-        split = inside.partition("|")[0].removesuffix(".jsonl") if inside.endswith(".jsonl") else None
-        if each.field != "path" and _SPLITS.get(each.field, each.field) != split:
-            problems.append(
-                UnknownPort(
-                    f"'{name}' of {key} takes another part of the artifact than its input fills in",
-                    chain=(f"{key}.{port.name}",),
-                    where=config.where(name),
-                    expected=str(Reference(each.ref, "path")),
-                    found=str(each),
-                    hints=(f"{name}='{Reference(each.ref, 'path')}'",),
-                )
-            )
-    return problems
-
-
-def _put(values: dict[str, Any], key: str, value: Any) -> None:
-    *parents, last = key.split(".")
-    node = values
-    for part in parents:
-        node = node[part]
-    node[last] = value

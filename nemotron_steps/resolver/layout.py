@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nemotron_steps.config.layout.constraints import Violation, format_violations, hints_of, overrides
@@ -18,8 +19,8 @@ from nemotron_steps.config.layout.memory.devices import (
 from nemotron_steps.config.layout.memory.generation import GIB
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
+from nemotron_steps.config.layout.model_limits import vllm_keys, vllm_violations
 from nemotron_steps.config.layout.model_spec import ModelSpec
-from nemotron_steps.config.layout.other_models import vllm_keys, vllm_violations
 from nemotron_steps.config.layout.parallel_config import JUDGES, TEACHERS
 from nemotron_steps.resolver.problems import BatchSizeProblem, LayoutProblem, MemoryProblem, PlanProblem
 
@@ -38,14 +39,11 @@ def layout_fits(subject: CheckSubject) -> Iterator[PlanProblem]:
     """The layout divides the model, the devices and the batch."""
     if "policy" not in subject.config.flat and "cluster" not in subject.config.flat:
         return
-    for about in ("model", "devices", "batch"):
+    model = f"{subject.key} cannot train this {subject.model.model_type} model" if subject.model else subject.key
+    for about, who in (("model", model), ("devices", subject.key), ("batch", subject.key)):
         alike = [violation for violation in subject.violations if violation.about == about]
         if alike:
-            cannot = (
-                f" cannot train this {subject.model.model_type} model" if about == "model" and subject.model else ""
-            )
-            kind = BatchSizeProblem if about == "batch" else LayoutProblem
-            yield _problem(kind, subject, f"{subject.key}{cannot}", alike)
+            yield _problem(BatchSizeProblem if about == "batch" else LayoutProblem, subject, who, alike)
 
 
 def teachers_fit(subject: CheckSubject) -> Iterator[PlanProblem]:
@@ -62,14 +60,8 @@ def _problem(
 ) -> PlanProblem:
     what, expected, found = format_violations(alike)
     show = f"steps show {subject.manifest.step.id}   # its configs, and the GPUs that each is for"
-    return kind(
-        f"{who}: {what}",
-        chain=(subject.key if port is None else f"{subject.key}.{port}",),
-        where=subject.where(alike[0].key),
-        expected=expected,
-        found=found,
-        hints=hints_of(alike) or (show,),
-    )
+    said = {"expected": expected, "found": found, "hints": hints_of(alike) or (show,)}
+    return subject.problem(kind, f"{who}: {what}", port, alike[0].key, **said)
 
 
 def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
@@ -85,29 +77,24 @@ def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
         elif name == "nodes":
             more = 'executor = "slurm" in the profile   # or another that has several nodes'
         smaller = [SMALLER[key]] if offered == 1 and SMALLER[key] in subject.manifest.config_names else []
-        yield LayoutProblem(
-            f"{subject.key} asks for more than its profile offers",
-            chain=(subject.key,),
-            where=subject.where(key),
-            expected=f"{key} of at most {offered} ({by})",
-            found=str(wanted),
-            hints=(*(f"-c {config}" for config in smaller), *([f"{key}={offered}"] if offered > 0 else []), more),
-        )
+        hints = [*(f"-c {config}" for config in smaller), *([f"{key}={offered}"] if offered > 0 else []), more]
+        what, expected = f"{subject.key} asks for more than its profile offers", f"{key} of at most {offered} ({by})"
+        yield subject.problem(LayoutProblem, what, None, key, expected=expected, found=str(wanted), hints=hints)
 
 
 def vllm_fits(subject: CheckSubject) -> Iterator[PlanProblem]:
-    """vLLM can cut the models as it is asked to, and sample from them (config/layout/other_models.py)."""
-    ports = {key: port.name for port in subject.manifest.consumes for key in port.bindings}
-    known = {key: ModelSpec.from_attributes(subject.artifacts.get(name, {})) for key, name in ports.items()}
+    """vLLM can cut the models as it is asked to, and sample from them (config/layout/model_limits.py)."""
+    known = {key: ModelSpec.from_attributes(subject.recorded(name)) for key, name in subject.ports.items()}
     models = {key: spec for key, spec in known.items() if spec is not None}
     for each in vllm_violations(models, subject.config.flat.get):
-        named = " and ".join(f"'{ports[key]}'" for key in each.models)
+        ports = [subject.ports[key] for key in each.models]
+        named = " and ".join(f"'{port}'" for port in ports)
         who = f"vLLM cannot generate from {named} of {subject.key}"
-        yield _problem(LayoutProblem, subject, who, each.violations, ports[each.models[0]])
+        yield _problem(LayoutProblem, subject, who, each.violations, ports[0])
 
 
-def generators_have_gpus(subject: CheckSubject) -> Iterator[LayoutProblem]:
-    """A generator without a policy finds its GPUs on one node of its cluster (engine/placement/standalone.py)."""
+def generators_have_gpus(subject: CheckSubject) -> Iterator[PlanProblem]:
+    """A generator without a policy finds its GPUs on one node of its cluster (engine/placement/run.py)."""
     keys = vllm_keys("model", subject.config.flat.get)
     gpus = subject.integer("cluster.gpus_per_node")
     if keys is None or not gpus or subject.config.flat.get("cluster.backend") != "ray":
@@ -116,15 +103,12 @@ def generators_have_gpus(subject: CheckSubject) -> Iterator[LayoutProblem]:
     if width <= gpus:
         return
     smaller = math.gcd(width, gpus)
-    experts = subject.integer(keys.experts) if keys.experts is not None else None
-    also = f" {keys.experts}={smaller}" if experts is not None and experts > 1 else ""
-    yield LayoutProblem(
-        f"{subject.key}: a generator needs more GPUs than a node has",
-        chain=(subject.key,),
-        where=subject.where(keys.width),
-        expected=f"at most {gpus} (cluster.gpus_per_node)",
-        found=f"{keys.width}={width}",
-        hints=(f"{keys.width}={smaller}{also}", f"cluster.gpus_per_node={width}"),
+    experts = subject.integer(keys.experts or "") or 1
+    also = f" {keys.experts}={smaller}" if experts > 1 else ""
+    hints = (f"{keys.width}={smaller}{also}", f"cluster.gpus_per_node={width}")
+    said = {"expected": f"at most {gpus} (cluster.gpus_per_node)", "found": f"{keys.width}={width}", "hints": hints}
+    yield subject.problem(
+        LayoutProblem, f"{subject.key}: a generator needs more GPUs than a node has", None, keys.width, **said
     )
 
 
@@ -132,18 +116,15 @@ def memory_of(subject: CheckSubject) -> StepMemory | None:
     """Of a training step whose layout comes out even; None for any other."""
     if not ("policy" in subject.config.flat and "cluster" in subject.config.flat) or subject.violations:
         return None
-    return step_memory(MemorySettings.read(subject.get, subject.sizes), lambda role: _shape(subject, role))
+    return step_memory(MemorySettings.read(subject.get, subject.sizes), partial(_shape, subject))
 
 
-def memory_fits(subject: CheckSubject) -> Iterator[MemoryProblem]:
+def memory_fits(subject: CheckSubject) -> Iterator[PlanProblem]:
     """Every GPU has the memory that the parts on it take."""
     memory = subject.memory
     if memory is None or not memory.shortages:
         return
-
-    def shape_of(role: str) -> ModelShape | None:
-        return _shape(subject, role)
-
+    shape_of = partial(_shape, subject)
     measures = memory_measures(subject.get, shape_of, subject.model, offers(subject).get(NODES))
     hints = overrides(measures)
     larger = MemorySettings.read(lambda key: H200_GIB if key == CAPACITY else subject.get(key))
@@ -153,20 +134,17 @@ def memory_fits(subject: CheckSubject) -> Iterator[MemoryProblem]:
         hints += (f"steps show {subject.manifest.step.id}   # its configs, and the GPUs that each is for",)
     for shortage in memory.shortages:
         most = sorted(shortage.lines.items(), key=lambda item: -item[1])[:4]
-        parts = [f"{role}'s {line} {_gib(count)}" for (role, line), count in most]
-        yield MemoryProblem(
+        parts = [f"{role}'s {line} {count / GIB:.1f}" for (role, line), count in most]
+        yield subject.problem(
+            MemoryProblem,
             f"{subject.key}: {shortage.what}",
-            chain=(subject.key,),
-            where=subject.where(shortage.key),
-            expected=f"at most {_gib(shortage.there)} GiB ({shortage.key})",
-            found=f"{_gib(shortage.needed)} GiB: {', '.join(parts)}",
+            None,
+            shortage.key,
+            expected=f"at most {shortage.there / GIB:.1f} GiB ({shortage.key})",
+            found=f"{shortage.needed / GIB:.1f} GiB: {', '.join(parts)}",
             hints=hints,
         )
         hints = ()
-
-
-def _gib(count: float) -> str:
-    return f"{count / GIB:.1f}"
 
 
 def _shape(subject: CheckSubject, role: str) -> ModelShape | None:
@@ -174,10 +152,9 @@ def _shape(subject: CheckSubject, role: str) -> ModelShape | None:
     key = "policy.checkpoint" if role == POLICY else f"{JUDGES}.{role}.responses_api_models.vllm_model.model"
     if role.startswith(f"{TEACHER} "):
         key = f"{TEACHERS}.{role.removeprefix(f'{TEACHER} ')}"
-    for port in subject.manifest.consumes:
-        if key in port.bindings:
-            return ModelShape.read(subject.artifacts.get(port.name, {}).get("shape", {}))
-    return None
+    if key not in subject.ports:
+        return None
+    return ModelShape.read(subject.recorded(subject.ports[key]).get("shape", {}))
 
 
 def offers(subject: CheckSubject) -> dict[str, int]:

@@ -33,10 +33,8 @@ class SuppliedInput:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable form."""
-        fields: dict[str, Any] = {"ref": self.ref, "type": self.type, "attributes": dict(self.attributes)}
-        if self.config_key is not None:
-            fields["config_key"] = self.config_key
-        return fields
+        given = {} if self.config_key is None else {"config_key": self.config_key}
+        return {"ref": self.ref, "type": self.type, "attributes": dict(self.attributes), **given}
 
 
 @dataclass(frozen=True)
@@ -62,10 +60,6 @@ class Instance:
     stage: str
     labels: Mapping[str, str]
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-serialisable form."""
-        return {"stage": self.stage, "labels": dict(self.labels)}
-
 
 @dataclass(frozen=True)
 class Changes:
@@ -76,10 +70,6 @@ class Changes:
     version: str = ""
     run: str = ""
     code: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-serialisable form."""
-        return {**vars(self), "differences": list(self.differences), "code": list(self.code)}
 
 
 @dataclass(frozen=True)
@@ -133,13 +123,13 @@ class PlannedStep:
             "cached": None if self.cached is None else dict(self.cached),
         }
         if self.changes is not None:
-            fields["changes"] = self.changes.to_dict()
+            fields["changes"] = {**vars(self.changes)}
         if self.memory is not None:
             fields["memory"] = self.memory.to_dict()
         if self.turn_ends:
             fields["turn_ends"] = {port: list(ends) for port, ends in self.turn_ends.items()}
         if self.instance is not None:
-            fields["instance"] = self.instance.to_dict()
+            fields["instance"] = {**vars(self.instance)}
         if self.checks:
             fields["checks"] = [check.model_dump(exclude_none=True) for check in self.checks]
         if with_config:

@@ -1,15 +1,21 @@
 """Everything that can be wrong with a chain, each with a code of its own; PlanError (E300) carries them all."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from nemotron_steps.errors import ArtifactError, PlanError, StepsError
+
+ROWS = {
+    "rl_prompts": '{"prompt": "What is 1 + 1?", "answer": "2"}',
+    "sft_chats": '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}',
+    "packed_chats": '{"input_ids": [5, 7, 2], "loss_mask": [0, 1, 0], "seq_start_id": [0]}',
+    "preference_pairs": '{"prompt": "…", "chosen": "…", "rejected": "…"}',
+}
+"""What one row of a data set of each type looks like."""
 
 
 class PlanProblem(PlanError):
     """One thing wrong with a chain. `chain` names the steps and ports involved, first to last."""
-
-    code: ClassVar[str] = "E300"
 
     def __init__(self, what: str, *, chain: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(what, **kwargs)
@@ -27,70 +33,48 @@ class PlanProblem(PlanError):
         return {**StepsError.to_dict(self), "chain": list(self.chain)}
 
 
-class TypeMismatch(PlanProblem):
+class TypeMismatch(PlanProblem, code="E301"):
     """An artifact of one type is fed to a port of an unrelated type."""
 
-    code = "E301"
 
-
-class WrongDirection(TypeMismatch):
+class WrongDirection(TypeMismatch, code="E302"):
     """A port wants a narrower type than it is given."""
 
-    code = "E302"
 
-
-class MissingInput(PlanProblem):
+class MissingInput(PlanProblem, code="E303"):
     """Nothing feeds a required port."""
 
-    code = "E303"
 
-
-class AttributeConflict(PlanProblem):
+class AttributeConflict(PlanProblem, code="E304"):
     """Inputs disagree on an attribute, or an input is not what its port needs."""
 
-    code = "E304"
 
-
-class UnknownPort(PlanProblem):
+class UnknownPort(PlanProblem, code="E305"):
     """No such port or stage."""
 
-    code = "E305"
 
-
-class AmbiguousSource(PlanProblem):
+class AmbiguousSource(PlanProblem, code="E306"):
     """Several artifacts could feed a port."""
 
-    code = "E306"
 
-
-class PlaceholderValue(PlanProblem):
+class PlaceholderValue(PlanProblem, code="E307"):
     """A value still has to be filled in."""
 
-    code = "E307"
 
-
-class ParameterProblem(PlanProblem):
+class ParameterProblem(PlanProblem, code="E308"):
     """A parameter does not exist in the step's config, or its value is none of its choices."""
 
-    code = "E308"
 
-
-class BatchSizeProblem(PlanProblem):
+class BatchSizeProblem(PlanProblem, code="E309"):
     """Batch sizes that do not divide."""
 
-    code = "E309"
 
-
-class LayoutProblem(PlanProblem):
+class LayoutProblem(PlanProblem, code="E310"):
     """A parallel layout that does not fit the GPUs."""
 
-    code = "E310"
 
-
-class SourceCycle(PlanProblem):
+class SourceCycle(PlanProblem, code="E311"):
     """A step's inputs come, in the end, from itself."""
-
-    code = "E311"
 
 
 class AbsentInput(ArtifactError):
@@ -101,16 +85,12 @@ FILLABLE = (MissingInput, PlaceholderValue, AbsentInput)
 """What a plan that is only looked at may lack."""
 
 
-class ModelLimitProblem(PlanProblem):
+class ModelLimitProblem(PlanProblem, code="E312"):
     """A model lacks the positions, or the chat template, for what is asked of it."""
 
-    code = "E312"
 
-
-class MemoryProblem(PlanProblem):
+class MemoryProblem(PlanProblem, code="E313"):
     """A GPU has less memory than the parts on it take."""
-
-    code = "E313"
 
 
 def raise_all(problems: Sequence[StepsError], what: str) -> None:

@@ -37,7 +37,7 @@ class Request:
 
     goals: tuple[Goal, ...]
     command: str
-    """The request as typed after `steps plan`, for hints: `rl/nemo_rl/rlhf -c tiny`."""
+    """The request as typed after `steps plan`."""
     inputs: Mapping[str, str] = field(default_factory=dict)
     """`PORT` or `STEP.PORT` → what the user gave for it (a path, NAME:VERSION, …)."""
     chained: bool = True
@@ -55,45 +55,34 @@ class StepConfig:
     """Port → source, as written."""
     has_key: Callable[[str], bool] | None = None
     """Whether the step's config model has a dotted key; None when the step has no config model."""
-    origin: Callable[[str], str | None] | None = None
+    origin: Callable[[str], str | None] = lambda key: None
     """Dotted key → `file:line` or `override '…'` that set it."""
     variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Dotted key → the environment variables it takes its value from, for those that are set."""
-    idle: tuple[tuple[str, str], ...] = ()
-    """(environment variable, config) for those that are set and that only another config of the step reads."""
     unread: str | None = None
     """Why the config could not be read, where that stops nothing: the step has no implementation here."""
     job: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """See PlannedStep."""
-    flat: Mapping[str, Any] = field(init=False, repr=False, compare=False)
-    """Every value under its dotted key, groups as well as what is in them; list items are not keys."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "flat", _flatten(self.values))
+    @cached_property
+    def flat(self) -> dict[str, Any]:
+        """Every value under its dotted key, groups as well as what is in them; list items are not keys."""
+        flat: dict[str, Any] = {}
+        stack: list[tuple[str, Mapping[str, Any]]] = [("", self.values)]
+        while stack:
+            prefix, group = stack.pop()
+            for name, value in group.items():
+                key = f"{prefix}{name}"
+                flat[key] = value
+                # Most values are scalars, and asking an abstract class about each is what would take time.
+                if type(value) not in _SCALARS and isinstance(value, Mapping):
+                    stack.append((f"{key}.", value))
+        return flat
 
     @cached_property
     def sizes(self) -> ParallelConfig:
         """What the layout is checked and its memory predicted from."""
         return ParallelConfig.read(self.flat.get)
-
-    def where(self, key: str) -> str | None:
-        """What set a key, if known."""
-        return self.origin(key) if self.origin is not None else None
-
-
-def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    stack: list[tuple[str, Mapping[str, Any]]] = [("", values)]
-    while stack:
-        prefix, group = stack.pop()
-        for name, value in group.items():
-            key = f"{prefix}{name}"
-            flat[key] = value
-            # Most values are scalars, and asking an abstract class about each is what would take time.
-            kind = type(value)
-            if kind is dict or (kind not in _SCALARS and isinstance(value, Mapping)):
-                stack.append((f"{key}.", value))
-    return flat
 
 
 Compose = Callable[[str, str | None, Sequence[str]], StepConfig]
@@ -113,12 +102,10 @@ def request_for_steps(
     inputs: Mapping[str, str] | None = None,
 ) -> Request:
     """A step, or a list to be connected by type. Overrides go to the last one, which is what the user is after."""
-    goals = tuple(
-        Goal(step_id, config_name, tuple(overrides) if position == len(steps) - 1 else ())
-        for position, step_id in enumerate(steps)
-    )
+    goals = [Goal(step_id, config_name) for step_id in steps[:-1]]
+    goals.append(Goal(steps[-1], config_name, tuple(overrides)))
     config = [] if config_name is None else ["-c", config_name]
-    return Request(goals, " ".join([*steps, *config]), inputs or {})
+    return Request(tuple(goals), " ".join([*steps, *config]), inputs or {})
 
 
 def request_for_pipeline(pipeline: PipelineManifest, *, inputs: Mapping[str, str] | None = None) -> Request:
@@ -126,15 +113,7 @@ def request_for_pipeline(pipeline: PipelineManifest, *, inputs: Mapping[str, str
     goals = []
     for index, stage in enumerate(pipeline.stages):
         where = {port: pipeline.where("stages", index, "inputs", *port.split(".")) for port in stage.inputs}
-        goals.append(
-            Goal(
-                stage.step,
-                stage.config,
-                stage.overrides,
-                stage.name,
-                stage.inputs,
-                {**where, "": pipeline.where("stages", index)},
-                checks=stage.checks,
-            )
-        )
+        where[""] = pipeline.where("stages", index)
+        wired = stage.inputs
+        goals.append(Goal(stage.step, stage.config, stage.overrides, stage.name, wired, where, checks=stage.checks))
     return Request(tuple(goals), pipeline.name, inputs or {}, chained=False, name=pipeline.name)

@@ -15,7 +15,7 @@ docs/data.md has the table of who writes what. Columns that are not named here s
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 from nemotron_steps.errors import DataError
@@ -43,7 +43,6 @@ ANSWERS = ("completion", "response", "output", "answers", "generated_solution", 
 _SYSTEM = ("system", "system_prompt")
 _TOOLS = ("tools", "functions")
 _COMPARED = frozenset({"overall_preference", "conversation_a", "response_a"})
-"""HelpSteer 3 and lmarena (steps/data_prep/preference_prep.py)."""
 _PYTHON = re.compile(r"\s*\[\{'(?:role|from|content)'")
 _NAME = re.compile(r"\w[\w.-]*")
 _READ = frozenset({REQUEST, "prompt", "chosen", "rejected", "context", *CHATS, *QUESTIONS, *ANSWERS, *_TOOLS})
@@ -54,7 +53,6 @@ A_PROMPT = (
     '{"responses_create_params": {"input": [{"role": "user", "content": "1 + 1?"}]}, "agent_ref": {"name": "AGENT"}}, '
     "with the fields that its environment needs"
 )
-"""A row that read_prompt has nothing against."""
 A_CHAT = '{"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}'
 A_PAIR = '{"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}'
 
@@ -196,11 +194,10 @@ def has_pair(row: Mapping[str, Any]) -> bool:
 def text_columns(row: Mapping[str, Any]) -> list[str]:
     """Columns that hold messages, then texts, the longest first: the prompt is likely to be one of them. Only those
     whose name can be pasted as the value of an override."""
-    named = {name: value for name, value in row.items() if _NAME.fullmatch(name)}
-    texts = [name for name, value in named.items() if isinstance(value, str) and value.strip()]
-    lists = {name: value for name, value in named.items() if is_list(value) and value}
-    turns = {"role", "from"}
-    chats = [n for n, value in lists.items() if all(isinstance(m, Mapping) and turns & m.keys() for m in value)]
+    named = [name for name in row if _NAME.fullmatch(name)]
+    texts = [name for name in named if isinstance(row[name], str) and row[name].strip()]
+    lists = [name for name in named if is_list(row[name]) and row[name]]
+    chats = [n for n in lists if all(isinstance(m, Mapping) and {"role", "from"} & m.keys() for m in row[n])]
     return [*chats, *sorted(texts, key=lambda name: -len(row[name]))]
 
 
@@ -213,29 +210,27 @@ def check_packed(row: Mapping[str, Any], where: str) -> None:
     """Refuse a row that is not of packed_chats: `input_ids`, for each whether the next one is trained, and where each
     chat begins. DataError: E410."""
     ids, mask, starts = (row.get(key) for key in ("input_ids", "loss_mask", "seq_start_id"))
-    if not isinstance(ids, list) or not ids or {*map(type, ids)} != {int} or min(ids) < 0:
+    if not isinstance(ids, list) or {*map(type, ids)} != {int} or min(ids) < 0:
         raise wrong("must be a non-empty list of token ids", where, "input_ids")
     # The types first: what a broken row has here may not go into a set.
     numbers = isinstance(mask, list) and {*map(type, mask)} <= {int, float, bool}
     if not isinstance(mask, list) or not numbers or len(mask) != len(ids) or not {*mask} <= {0, 1}:
         raise wrong("must be a 0 or 1 for each of `input_ids`", where, "loss_mask")
-    if not isinstance(starts, list) or {*map(type, starts)} != {int} or starts[0] != 0:
-        raise wrong("must be a list of places that begins with 0", where, "seq_start_id")
-    if any(b <= a for a, b in pairwise([*starts, len(ids)])):
-        raise wrong("must rise, and end before the last of `input_ids`", where, "seq_start_id")
+    places = [*starts, len(ids)] if isinstance(starts, list) and {*map(type, starts)} == {int} else [1]
+    if places[0] != 0 or any(b <= a for a, b in pairwise(places)):
+        expected = "places that begin with 0, rise, and end before the last of `input_ids`"
+        raise wrong("must be a list of places", where, "seq_start_id", expected=expected)
 
 
 def sniff_row(row: Mapping[str, Any]) -> str:
     """The finest artifact type whose shape the row has."""
-    if REQUEST in row:
-        return "rl_prompts"
-    if "chosen" in row and "rejected" in row:
-        return "preference_pairs"
-    if "messages" in row:
-        return "sft_chats"
-    if "input_ids" in row and "seq_start_id" in row:
-        return "packed_chats"
-    return "training_jsonl"
+    shapes = {
+        "rl_prompts": {REQUEST},
+        "preference_pairs": {"chosen", "rejected"},
+        "sft_chats": {"messages"},
+        "packed_chats": {"input_ids", "seq_start_id"},
+    }
+    return next((name for name, columns in shapes.items() if columns <= row.keys()), "training_jsonl")
 
 
 def read_request(row: Mapping[str, Any], where: str) -> Chat:
@@ -254,10 +249,10 @@ def read_request(row: Mapping[str, Any], where: str) -> Chat:
     if not tools and schemas and all(schemas):
         raise wrong(f"the row has tools beside `{REQUEST}`, which offers none", where, "tools")
     given = request.get("input")
+    if isinstance(given, str) and not given.strip():
+        raise wrong("is empty", where, f"{REQUEST}.input")
     shown = _as_messages(given)
     if shown is None:
-        if isinstance(given, str) and not given.strip():
-            raise wrong("is empty", where, f"{REQUEST}.input")
         shown = [{"role": "user", "content": given}] if isinstance(given, str) else given
     messages = read_messages(shown, where, f"{REQUEST}.input", tools)
     if request.get("instructions"):
@@ -397,12 +392,9 @@ def _is_transcript(value: Any) -> bool:
 
 def _shared(chosen: Sequence[Message], rejected: Sequence[Message]) -> list[Message]:
     """The longest common beginning, without an answer that both end with."""
-    length = 0
-    for one, other in zip(chosen, rejected, strict=False):
-        if _said(one) != _said(other):
-            break
-        length += 1
-    return list(chosen[: min(length, len(chosen) - 1, len(rejected) - 1)])
+    pairs = zip(chosen, rejected, strict=False)
+    same = list(takewhile(lambda pair: _said(pair[0]) == _said(pair[1]), pairs))
+    return list(chosen[: min(len(same), len(chosen) - 1, len(rejected) - 1)])
 
 
 def _split(prompt: list[Message], side: list[Message]) -> tuple[list[Message], list[Message]]:
@@ -412,13 +404,6 @@ def _split(prompt: list[Message], side: list[Message]) -> tuple[list[Message], l
         begin = next(place for place, message in enumerate(side) if message is repeated[len(told) - 1]) + 1
         own = side[:begin]
         return (prompt if len(own) < len(prompt) else own), side[begin:]
-    # A prompt in one text, before answers that are whole chats: what they repeat is the prompt, if that text is in it.
-    if len(prompt) == 1 and len(side) > 2 and side[0]["role"] in ("system", "user"):
-        last = max(place for place, message in enumerate(side) if message["role"] == "user")
-        own, text = side[: last + 1], prompt[0]["content"].strip()
-        users = [m["content"].strip() for m in own if m["role"] == "user"]
-        if text in (users[0], users[-1]) or all(m["content"].strip() in text for m in own):
-            return own, side[last + 1 :]
     if len(prompt) == len(side) == 1 and len(prompt[0]["content"].split()) > 2:  # texts that begin with it
         before, begins, after = side[0]["content"].partition(prompt[0]["content"])
         if begins and not before.strip() and after.strip():

@@ -14,7 +14,6 @@ Row = dict[str, Any]
 LONGEST_LINE = 32 << 20
 """Bytes of a line: a row of a million tokens has about five million."""
 RowCheck = Callable[[Row, str], object]
-"""(row, `file:line`); raises DataError for a row that is not what it should be."""
 
 _decode = msgspec.json.Decoder().decode
 

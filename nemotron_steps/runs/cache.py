@@ -66,15 +66,8 @@ def recall(store: ArtifactStore, key: str) -> CacheEntry | None:
 
 def remember(store: ArtifactStore, entry: CacheEntry) -> None:
     """Record that everything under a key is committed: this is the moment a step counts as done."""
-    record = {
-        "key": entry.key,
-        "run": entry.run,
-        "seconds": entry.seconds,
-        "outputs": {port: {"ref": a.ref, "digest": a.digest} for port, a in entry.outputs.items()},
-        "summary": dict(entry.summary),
-        "version": entry.version,
-        "depends": dict(entry.depends or {}),
-    }
+    outputs = {port: {"ref": a.ref, "digest": a.digest} for port, a in entry.outputs.items()}
+    record = {**vars(entry), "outputs": outputs, "summary": dict(entry.summary), "depends": dict(entry.depends or {})}
     store.backend.write(f"{_FOLDER}/{entry.key}.json", sealed(record))
 
 
@@ -104,11 +97,12 @@ def _entry(store: ArtifactStore, key: str) -> CacheEntry | None:
     outputs = {port: store.find(each["ref"]) for port, each in record["outputs"].items()}
     for port, artifact in outputs.items():
         made_by = (artifact.producer.port, artifact.producer.cache_key) if artifact.producer else None
-        if artifact.digest != record["outputs"][port]["digest"] or made_by != (port, key):
+        digest = record["outputs"][port]["digest"]
+        if artifact.digest != digest or made_by != (port, key):
             raise ArtifactError(
                 f"a cache record names another artifact as its output '{port}' than its step made",
                 where=where,
-                expected=f"{short_digest(record['outputs'][port]['digest'])}, made under {key[:12]}",
+                expected=f"{short_digest(digest)}, made under {key[:12]}",
                 found=f"{artifact.ref}, {short_digest(artifact.digest)}",
                 hints=("steps artifacts verify",),
             )
@@ -119,15 +113,11 @@ def _entry(store: ArtifactStore, key: str) -> CacheEntry | None:
 
 
 def with_cached(plan: Plan, store: ArtifactStore, *, accept: Sequence[str] = ()) -> Plan:
-    """The plan with `cached` filled in for each step that need not run, and `changes` for each that must.
+    """The plan with `cached` filled in for each step that need not run, and `changes` for each that must. A step behind
+    one that must run counts as not cached.
 
-    A step behind one that must run cannot be known to be cached, and counts as not cached.
-
-    Args:
-        accept: keys of steps, or stages, whose earlier result is taken as it is though the code changed since: it is
-            recorded under the step's key, and as a version of the artifact that says so.
-
-    Raises RequestError for one of these that has nothing to accept; nothing is recorded then.
+    `accept`: keys of steps, or stages, whose earlier result is taken as it is though the code changed since.
+    RequestError for one that has nothing to accept, and nothing is recorded then.
     """
     found = _Look(store).plan(plan) if store.backend.names(_FOLDER) else plan
     return _Look(store, _acceptable(found, accept)).plan(plan) if accept else found
@@ -137,8 +127,7 @@ class _Look:
     """One look at what is there for a plan. `accept`: keys of steps whose earlier results are accepted on the way."""
 
     def __init__(self, store: ArtifactStore, accept: Collection[str] = ()) -> None:
-        self._store = store
-        self._accept = accept
+        self._store, self._accept = store, accept
         self._known: dict[str, Mapping[str, Artifact]] = {}
         self._supposed: set[str] = set()
         """Steps that must run, whose outputs are supposed to be what they were: only to say more of what follows."""
@@ -149,7 +138,15 @@ class _Look:
         return replace(plan, steps=tuple(map(self._step, plan.steps)))
 
     def _step(self, planned: PlannedStep) -> PlannedStep:
-        inputs = _known_inputs(planned, self._known, self._store)
+        inputs: dict[str, Artifact] | None = {}
+        for port, source in planned.inputs.items():
+            artifact = None
+            if isinstance(source, StepOutput):
+                artifact = self._known.get(source.step_key, {}).get(source.port)
+            else:
+                with suppress(ArtifactError):  # reported, with everything known about it, when the step runs
+                    artifact = open_input(planned, port, source, self._store, fetch=False)
+            inputs = None if artifact is None or inputs is None else {**inputs, port: artifact}
         reads = [s.step_key for s in planned.inputs.values() if isinstance(s, StepOutput)]
         made_anew = [key for key in reads if key in self._supposed or key not in self._known]
         if inputs is None:
@@ -180,10 +177,10 @@ class _Look:
         """The earlier result with the fewest differences, and these."""
         if planned.step_id not in self._made:
             self._made[planned.step_id] = _results_of(self._store, planned)
-        compared = [
-            (entry, changes_since(planned, entry.depends or {}, now, entry.version, entry.run))
-            for entry in self._made[planned.step_id]
-        ]
+        compared = []
+        for entry in self._made[planned.step_id]:
+            changes = changes_since(planned, entry.depends or {}, now, entry.version, entry.run)
+            compared.append((entry, changes))
         if not compared:
             return None, Changes((_NOTHING,))
         entry, changes = min(compared, key=lambda each: (not each[1].code, len(each[1].differences), len(each[1].code)))
@@ -252,14 +249,11 @@ def _is_of_code(planned: PlannedStep, name: str, old: str | None, new: str | Non
 def _line(name: str, old: str | None, new: str | None) -> str:
     if name.startswith(("code ", "file ")):
         return name + (" (new)" if old is None else " (gone)" if new is None else "")
-    return f"{name}: {_short(old)} -> {_short(new)}"
-
-
-def _short(text: str | None) -> str:
-    if text is None:
-        return "not set"
-    text = re.sub(r"[0-9a-f]{32,64}", lambda found: short_digest(found[0]), text)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    shown = []
+    for text in (old, new):
+        text = "not set" if text is None else re.sub(r"[0-9a-f]{32,64}", lambda found: short_digest(found[0]), text)
+        shown.append(text if len(text) <= 80 else f"{text[:77]}...")
+    return f"{name}: {' -> '.join(shown)}"
 
 
 def _acceptable(plan: Plan, names: Sequence[str]) -> set[str]:
@@ -269,15 +263,15 @@ def _acceptable(plan: Plan, names: Sequence[str]) -> set[str]:
     }
     taken = {step.key for steps in every.values() for step in steps}
     for name, steps in every.items():
-        why, hint = "" if steps else "no step of the plan is called that", f"steps plan {name} --why"
+        why, hint = "", f"steps plan {' '.join(plan.goals)} --why"
         if not steps:
             close = nearest(name, [step.key for step in plan])
-            hint = f"--accept {close[0]}" if close else f"steps plan {' '.join(plan.goals)} --why"
+            why, hint = "no step of the plan is called that", f"--accept {close[0]}" if close else hint
         for step in steps:
             reads = [source.step_key for source in step.inputs.values() if isinstance(source, StepOutput)]
             made_anew = [key for key in reads if key not in taken and plan.step(key).cached is None]
             if step.cached is not None:
-                why, hint = "it is cached as it is", f"steps plan {name}"
+                why = "it is cached as it is"
             elif made_anew:
                 why = f"it reads what {made_anew[0]} makes anew"
                 hint = " ".join(f"--accept {key}" for key in (*made_anew, step.key))
@@ -306,44 +300,18 @@ def _accepted(
     user = str(os.getuid())
     with suppress(OSError, KeyError):  # a user without a name, as in containers
         user = getpass.getuser()
-    record = {
-        "by": f"{user}@{socket.gethostname()}",
-        "at": time.time(),
-        "key": entry.key,
-        "version": entry.version,
-        "changed": list(changed),
-    }
+    record: dict[str, Any] = {"by": f"{user}@{socket.gethostname()}", "at": time.time()}
+    record |= {"key": entry.key, "version": entry.version, "changed": list(changed)}
     edges = [Edge(port, artifact.digest, artifact.ref) for port, artifact in inputs.items()]
     outputs = {}
     for port, artifact in entry.outputs.items():
         assert artifact.producer is not None  # checked when the entry was read
-        producer = replace(
-            artifact.producer,
-            step_version=planned.manifest.step.version,
-            cache_key=key,
-            accepted=(*artifact.producer.accepted, record),
-        )
+        accepted, version = (*artifact.producer.accepted, record), planned.manifest.step.version
+        producer = replace(artifact.producer, step_version=version, cache_key=key, accepted=accepted)
         outputs[port] = store.attribute(artifact, producer, edges)
     taken = replace(entry, key=key, outputs=outputs, depends=recorded(depends, planned))
     remember(store, taken)
     return taken
-
-
-def _known_inputs(
-    planned: PlannedStep, known: Mapping[str, Mapping[str, Artifact]], store: ArtifactStore
-) -> dict[str, Artifact] | None:
-    inputs: dict[str, Artifact] = {}
-    for port, source in planned.inputs.items():
-        artifact = None
-        if isinstance(source, StepOutput):
-            artifact = known.get(source.step_key, {}).get(source.port)
-        else:
-            with suppress(ArtifactError):  # reported, with everything known about it, when the step runs
-                artifact = open_input(planned, port, source, store, fetch=False)
-        if artifact is None:
-            return None
-        inputs[port] = artifact
-    return inputs
 
 
 def config_of(store: ArtifactStore, artifact: Artifact) -> dict[str, Any] | None:

@@ -7,21 +7,19 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.files import sha256_file
-from nemotron_steps.artifacts.imports import stat_of
+from nemotron_steps.artifacts.files import sha256_file, stat_of
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.locations import cache_folder, read_json, write_json
 from nemotron_steps.config.secrets import MASK, is_secret_key, redact
 from nemotron_steps.errors import StepsError, UnsupportedError
 from nemotron_steps.resolver.plan import PlannedStep
-from nemotron_steps.runs.code_digest import SYSTEM, Code
-from nemotron_steps.runs.step_entry import ENGINE_PACKAGES
-from nemotron_steps.runs.step_workdir import bound_values
+from nemotron_steps.runs.code_digest import SYSTEM, Code, files_below
+from nemotron_steps.runs.step_workdir import ENGINE_PACKAGES, bound_values
 
 _FORMAT = 3
 _LONGEST = 400
@@ -74,8 +72,15 @@ def depends_on(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str
     bound = {key for port in planned.manifest.consumes for key in port.bindings}
     for key in filled:
         _pop_all(values, key.split("."))
-    fingerprints = _fingerprints(schema, values)
-    for key, value in _leaves(values):
+    fingerprints = {}
+    if schema is not None:
+        from nemotron_steps.config.validation import load_schema
+
+        module, _, name = getattr(load_schema(schema), "data_fingerprint", "").partition(":")
+        if module:
+            told = getattr(importlib.import_module(module), name)(values)
+            fingerprints = {key: _digest(text_of(things)) for key, things in told.items()}
+    for key, value in leaves(values):
         section = next((each for each in fingerprints if key == each or key.startswith(f"{each}.")), None)
         if section is not None:
             found[f"file {section}"] = fingerprints[section]
@@ -110,8 +115,8 @@ def recorded(depends: Mapping[str, str], planned: PlannedStep) -> dict[str, str]
     """The mapping as it may be kept and shown: secrets masked. `config` is the digest of all values, masked ones
     included, so that a change of them shows."""
     values = _plain_values(planned)
-    shown = dict(_leaves(redact(values)))
-    hidden = {f"config {key}" for key, value in _leaves(values) if shown.get(key) != value}
+    shown = dict(leaves(redact(values)))
+    hidden = {f"config {key}" for key, value in leaves(values) if shown.get(key) != value}
     config = {name: text for name, text in depends.items() if name.startswith("config ")}
     masked = {name: MASK if name in hidden else text for name, text in depends.items()}
     return {**masked, "config": _digest(config)}
@@ -133,13 +138,12 @@ def entry_module(planned: PlannedStep) -> str:
 def _environments(values: Values, inputs: Mapping[str, Artifact], code: Code) -> set[str]:
     """Modules of the environments that the config names, itself or as an agent, and of those that rows name, where
     rows are graded or checked: all there are, where it is not known which the rows name."""
-    registry = "nemotron_steps.environments.registry"
-    named = {str(name) for name in _environment_names(values)}
-    if registry not in code.modules and not named:
-        return set()
-    from nemotron_steps.environments.agents import AGENTS, resolve
-    from nemotron_steps.environments.registry import BUILT_IN, names, plugin
+    from nemotron_steps.environments.registry import AGENTS, BUILT_IN, names, plugin, resolve
 
+    said = {part for key, value in leaves(values) for part in (*key.split("."), str(value))}
+    named = said & {*names(), *AGENTS}
+    if "nemotron_steps.environments.registry" not in code.modules and not named:
+        return set()
     env = _section(values, "env")
     by_row = env.get("should_use_nemo_gym", True) and not _section(values, "evaluation").get("environment")
     if values.get("check_environments") or ("env" in values and by_row):
@@ -165,16 +169,6 @@ def _section(values: Any, *path: str) -> Mapping[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _environment_names(values: Any, inside: str = "") -> Iterator[str]:
-    """What a config calls an environment or agent: values of such keys, and keys and values of `environments`."""
-    for key, value in values.items() if isinstance(values, dict) else ():
-        if inside == "environments":
-            yield key
-        if isinstance(value, str) and (inside == "environments" or key in ("environment", "agent")):
-            yield value
-        yield from _environment_names(value, key)
-
-
 def _plain_values(planned: PlannedStep) -> Values:
     """The config as plain values, without what says how the step runs and without credentials."""
     values: Values = json.loads(json.dumps(dict(planned.config), default=str))
@@ -184,19 +178,17 @@ def _plain_values(planned: PlannedStep) -> Values:
 
         for key in operational_keys(load_schema(schema)):
             _pop_all(values, key.split("."))
-    return dict(_without_secrets(values))  # which credentials fetched something does not change it
+    _pop_secrets(values)
+    return values
 
 
-def _without_secrets(values: Any) -> Any:
-    if isinstance(values, list):
-        return [_without_secrets(value) for value in values]
-    if not isinstance(values, dict):
-        return values
-    return {
-        key: _without_secrets(value)
-        for key, value in values.items()
-        if isinstance(value, dict) or not is_secret_key(key)
-    }
+def _pop_secrets(values: Any) -> None:
+    """Which credentials fetched something does not change it."""
+    if isinstance(values, dict):
+        for key in [key for key, value in values.items() if is_secret_key(key) and not isinstance(value, dict)]:
+            del values[key]
+    for value in values.values() if isinstance(values, dict) else values if isinstance(values, list) else ():
+        _pop_secrets(value)
 
 
 def _pop_all(values: Any, path: Sequence[str]) -> None:
@@ -211,13 +203,13 @@ def _pop_all(values: Any, path: Sequence[str]) -> None:
             values.pop(name, None)
 
 
-def _leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted key and value of everything that is not a mapping or list, or an empty one."""
-    items = enumerate(values) if isinstance(values, list) else values.items() if isinstance(values, dict) else ()
+    items = enumerate(values) if isinstance(values, list) else values.items() if isinstance(values, Mapping) else ()
     empty = True
     for name, value in items:
         empty = False
-        yield from _leaves(value, f"{key}.{name}" if key else str(name))
+        yield from leaves(value, f"{key}.{name}" if key else str(name))
     if empty and key:
         yield key, values
 
@@ -226,18 +218,6 @@ def text_of(value: Any) -> str:
     """A config value as the mapping has it."""
     text = json.dumps(value, ensure_ascii=False, default=_tree_digest)
     return text if len(text) <= _LONGEST else f"{len(text)} characters, {_digest(text)}"
-
-
-def _fingerprints(schema: str | None, values: Values) -> dict[str, str]:
-    if schema is None:
-        return {}
-    from nemotron_steps.config.validation import load_schema
-
-    module, _, name = getattr(load_schema(schema), "data_fingerprint", "").partition(":")
-    if not module:
-        return {}
-    fingerprint: Callable[[Values], Mapping[str, Sequence[Any]]] = getattr(importlib.import_module(module), name)
-    return {key: _digest(text_of(things)) for key, things in fingerprint(values).items()}
 
 
 def _content(key: str, value: Any, code: Code, *, is_path: bool) -> tuple[str | None, Any]:
@@ -269,20 +249,11 @@ def _content(key: str, value: Any, code: Code, *, is_path: bool) -> tuple[str | 
 
 
 def _tree_digest(path: Path, without: tuple[str, ...] = ()) -> str:
-    """Of a file's bytes, or of the names and bytes of a folder's files: none that are hidden at its top, or are
-    Python's own."""
+    """Of a file's bytes, or of the names and bytes of a folder's files."""
     if path.is_file():
         return _file_digest(path)
-    found = {}
-    for folder, folders, files in os.walk(path):
-        folders[:] = [
-            each for each in folders if each != "__pycache__" and not (each[0] == "." and folder == str(path))
-        ]
-        for name in files:
-            file = Path(folder, name)
-            if not name.endswith(without or ".pyc") and not (name[0] == "." and folder == str(path)) and file.is_file():
-                found[file.relative_to(path).as_posix()] = _file_digest(file)
-    return _digest(found)
+    files = [file for file in files_below(path) if file.is_file() and not file.name.endswith(without)]
+    return _digest({file.relative_to(path).as_posix(): _file_digest(file) for file in files})
 
 
 _digests: dict[tuple[Any, ...], str] = {}
@@ -290,18 +261,17 @@ _digests: dict[tuple[Any, ...], str] = {}
 
 def _file_digest(path: Path) -> str:
     """32 hex digits of a file's content, read again when its size, times or inode change: of a large one remembered."""
-    status = path.stat()
     known: tuple[Any, ...] = (str(path.absolute()), *stat_of(path))
-    if known in _digests:
-        return _digests[known]
-    note = cache_folder() / "contents" / f"{_digest(known[0])}.json"
-    remembered = read_json(note) if status.st_size >= _WORTH_NOTING else None
-    if isinstance(remembered, list) and remembered[:-1] == [*known] and isinstance(remembered[-1], str):
-        _digests[known] = remembered[-1]
-    else:
-        _digests[known] = sha256_file(path)[:32]
-        if status.st_size >= _WORTH_NOTING:
-            write_json(note, [*known, _digests[known]])
+    if known not in _digests:
+        is_large = known[1] >= _WORTH_NOTING
+        note = cache_folder() / "contents" / f"{_digest(known[0])}.json"
+        remembered = read_json(note) if is_large else None
+        if isinstance(remembered, list) and remembered[:-1] == [*known] and isinstance(remembered[-1], str):
+            _digests[known] = remembered[-1]
+        else:
+            _digests[known] = sha256_file(path)[:32]
+            if is_large:
+                write_json(note, [*known, _digests[known]])
     return _digests[known]
 
 

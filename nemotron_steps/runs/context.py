@@ -13,7 +13,6 @@ from typing import Any, Generic, TypeVar
 
 from nemotron_steps.artifacts.files import plain
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.errors import StepFailedError
 from nemotron_steps.stopping import stop_if_asked
 
 __all__ = ["OutputSlot", "StepContext", "Tracker", "plain_context"]
@@ -61,27 +60,6 @@ class StepContext(Generic[ConfigT]):
     step_id: str = ""
     run_id: str = ""
     started: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
-        self.inputs = _Ports(self.inputs, "input", self.step_id)
-        self.outputs = _Ports(self.outputs, "output", self.step_id)
-
-
-class _Ports(dict[str, Any]):
-    """Port → what is there. One that the manifest does not declare, or that nothing feeds, says so."""
-
-    def __init__(self, ports: Mapping[str, Any], kind: str, step_id: str) -> None:
-        super().__init__(ports)
-        self._kind, self._step_id = kind, step_id
-
-    def __missing__(self, port: str) -> Any:
-        table = "consumes" if self._kind == "input" else "produces"
-        raise StepFailedError(
-            f"step '{self._step_id}' asks for its {self._kind} '{port}', which it does not have here",
-            expected=", ".join(self) or f"no {self._kind} at all: its manifest has no [[{table}]] that is filled",
-            found=port,
-            hints=(f"steps show {self._step_id}   # what its manifest declares in [[{table}]]",),
-        )
 
 
 def plain_context(
@@ -147,12 +125,12 @@ numbers), `progress` (description, completed, total), `summary` (values). Kinds 
     step_started   cache_key, work, resumed: whether the work folder holds an earlier attempt's checkpoints
     step_cached    cache_key, outputs (port → reference), reason, made_by (run id), summary
     step_finished  outputs, seconds
-    step_failed    error (StepsError.to_dict), traceback, row: the row of data that the error's `where` names
+    step_failed    error (StepsError.to_dict), traceback
     hint           text, overrides, because, skill, failure (whether it is about a failure)
     warning        text: logged by this package; log.txt has it from the logging
     waiting        text: of a wait that is long (nemotron_steps.waiting), likewise
     run_finished   status, seconds, ran, cached, report, traceback (of a failure outside any step); written by
-                   `crash_report` for a process that died abruptly
+                   `recorder` for a process that died abruptly
 """
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps import __version__
@@ -35,15 +36,15 @@ from nemotron_steps.runs import hints as advice
 from nemotron_steps.runs.cache import KEY, CacheEntry, changes_since, recall, remember
 from nemotron_steps.runs.cache_key import depends_on, key_of, recorded
 from nemotron_steps.runs.context import Listener, OutputSlot, StepContext
-from nemotron_steps.runs.crash_report import kept
 from nemotron_steps.runs.locks import hold, hold_if_free, read_holder
 from nemotron_steps.runs.log_format import main_metric
-from nemotron_steps.runs.recorder import Recorder, report_unwritable, row_at, traceback_text
+from nemotron_steps.runs.recorder import Recorder, kept, unwritable_is_told
 from nemotron_steps.runs.report.seed_stats import Outcome, Table, spread_tables
 from nemotron_steps.runs.run_folder import (
     DONE,
     FAILED,
     INTERRUPTED,
+    JOB_FILE,
     RUNNING,
     RunFolder,
     get_run,
@@ -52,14 +53,21 @@ from nemotron_steps.runs.run_folder import (
     refuse_busy,
     this_process,
 )
-from nemotron_steps.runs.step_entry import as_steps_error, imported, validated_config
-from nemotron_steps.runs.step_workdir import WorkFolder, check_inputs, name_users_files, open_input, stage_outputs
-from nemotron_steps.runs.trackers import trackers
-from nemotron_steps.runs.trackers.base import ExperimentTracker
+from nemotron_steps.runs.step_workdir import (
+    WorkFolder,
+    as_steps_error,
+    check_inputs,
+    imported,
+    name_users_files,
+    open_input,
+    stage_outputs,
+    validated_config,
+)
+from nemotron_steps.runs.trackers.base import ExperimentTracker, trackers
 from nemotron_steps.stopping import deferred, interruptible, stop_if_asked, was_interrupted
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.mirrors import MirrorSettings
+    from nemotron_steps.config.profiles import MirrorSettings
 
 
 _LOG = logging.getLogger(__name__)
@@ -82,14 +90,6 @@ class StepResult:
     made_by: str = ""
     """The run that made it, and the key of the cache that it made it under."""
     cache_key: str = ""
-
-    @classmethod
-    def of(
-        cls, planned: PlannedStep, entry: CacheEntry, state: str, outputs: Mapping[str, Artifact], *hints: advice.Hint
-    ) -> StepResult:
-        """What an entry of the cache says of a step of the plan."""
-        made = entry.seconds, entry.summary, hints, planned.instance, entry.run, entry.key
-        return cls(planned.key, planned.step_id, state, outputs, *made)
 
 
 @dataclass(frozen=True)
@@ -159,8 +159,7 @@ def execute(
         started = time.monotonic()
         secrets = [planned.config for planned in plan.steps] + [list(planned.overrides) for planned in plan.steps]
         recorder = Recorder(folder, info, [*secrets, plain(request or {})])
-        for listener in listeners:
-            recorder.listen(listener)
+        recorder.listeners += listeners
         open_trackers: list[ExperimentTracker] = []
         run = _Run(plan, store, types or TypeGraph(), force, recorder, started)
         with recorder.capture_logging():
@@ -169,27 +168,28 @@ def execute(
                 if ignored := ", ".join(name for name in sorted(inherited) if not name.startswith("PMI")):
                     _LOG.warning("ignored, for a run makes its own ranks: %s, as another launcher set them", ignored)
                 if takes_over:
-                    recorder.info = folder.forget_job(recorder.info)
+                    (folder.path / JOB_FILE).unlink(missing_ok=True)  # nobody asks about it, or cancels it
+                    recorder.info = folder.update(recorder.info, executor="local", job="")
                 run.begin(resumed=info.attempts > 0, request=request or info.request)
                 for tracker in trackers(mirrored, folder, plan, store, recorder.redact) if mirrored else ():
                     open_trackers.append(tracker)
-                    recorder.listen(tracker)
+                    recorder.listeners.append(tracker)
                 run.steps()
             except BaseException as error:
                 with deferred():
-                    ended = run.end_badly(error, interrupt.get("signal"), started)
+                    ended = run.end_badly(error, interrupt.get("signal"))
                 if ended is error:
                     raise
                 raise ended from error
             else:
                 with deferred():
-                    run.end(DONE, started)
+                    run.end(DONE)
             finally:
                 with deferred():
                     for tracker in open_trackers:
                         tracker.close()
                     recorder.close()
-                    _publish(folder)
+                    run.publish()
         return RunResult(folder.id, folder.path, tuple(run.results), time.monotonic() - started)
 
 
@@ -212,7 +212,7 @@ class _Run:
 
         recorder = self.recorder
         if self.force:  # first of all: whatever ends the run from here on, it is resumed with it
-            recorder.set_forced(dict.fromkeys(self.plan.goals, ""))
+            recorder.set_status(recorder.info.status, forced=dict.fromkeys(self.plan.goals, ""))
         folder = recorder.folder.path
         as_dict = recorder.redact(plain(self.plan.to_dict()))
         for step in as_dict["steps"]:
@@ -222,23 +222,11 @@ class _Run:
         config_yaml = yaml.safe_dump(configs, sort_keys=False, allow_unicode=True, width=120)
         write_atomic(folder / "config.yaml", config_yaml.encode())
         pending = {planned.key: {"state": "pending"} for planned in self.plan.steps}
-        recorder.set_status(
-            RUNNING,
-            name=self.plan.name,
-            request=plain(request),
-            steps=pending,
-            attempts=recorder.info.attempts + 1,
-            error=None,
-            **this_process(),
-        )
-        recorder.run.record(
-            "run_started",
-            run=recorder.folder.id,
-            name=self.plan.name,
-            resumed=resumed,
-            steps=as_dict["steps"],
-            attempt=recorder.info.attempts,
-        )
+        attempt, name = recorder.info.attempts + 1, self.plan.name
+        says = {"name": name, "request": plain(request), "steps": pending, "attempts": attempt, "error": None}
+        recorder.set_status(RUNNING, **says, **this_process())
+        steps, run_id = as_dict["steps"], recorder.folder.id
+        recorder.run.record("run_started", run=run_id, name=name, resumed=resumed, steps=steps, attempt=attempt)
 
     def steps(self) -> None:
         """Do every step in order. An instance of a fan-out that fails takes along only what reads it."""
@@ -263,19 +251,16 @@ class _Run:
         try:
             with ExitStack() as ending:
                 stop_if_asked()
-                result = self._do(planned, ending)
-                self.outputs[planned.key] = result.outputs
-                self.results.append(result)
-                refs = {port: artifact.ref for port, artifact in result.outputs.items()}
+                entry, state, outputs = self._do(planned, ending)
+                signals = self.recorder.signals[planned.key].values() if state == "ran" else ()
+                hints = advice.hints_for_signals(signals, planned.manifest, planned.config)
+                made = entry.seconds, entry.summary, tuple(hints), planned.instance, entry.run, entry.key
+                self.results.append(StepResult(planned.key, planned.step_id, state, outputs, *made))
+                self.outputs[planned.key] = outputs
+                refs = {port: artifact.ref for port, artifact in outputs.items()}
                 # A cached step too says its key: by it the metrics are found of a run that is resumed.
-                self.recorder.set_step(
-                    planned.key,
-                    result.state,
-                    outputs=refs,
-                    seconds=result.seconds,
-                    cache_key=result.cache_key,
-                    metric=main_metric(result.summary),
-                )
+                told = {"outputs": refs, "seconds": entry.seconds, "metric": main_metric(entry.summary)}
+                self.recorder.set_step(planned.key, state, cache_key=entry.key, **told)
         except StepsError as error:
             with deferred():
                 self._journal_failure(planned, error)
@@ -283,12 +268,11 @@ class _Run:
         except KeyboardInterrupt:
             self.recorder.set_step(planned.key, INTERRUPTED)
             raise
-        for hint in result.hints:
-            self._journal_hint(planned, hint, failure=False)
-        if result.state == "ran":
-            _publish(self.recorder.folder)
-        made = next((a.producer.made_under for a in result.outputs.values() if a.producer), result.cache_key)
-        failed = advice.failed_checks(planned.checks, result.summary, self.store, result.made_by, made)
+        self._journal_hints(planned, hints, failure=False)
+        if state == "ran":
+            self.publish()
+        key = next((a.producer.made_under for a in outputs.values() if a.producer), entry.key)
+        failed = advice.failed_checks(planned.checks, entry.summary, self.store, entry.run, key)
         for each in failed:
             self.recorder.tracker(planned.key).record("warning", text=f"check of {planned.key} failed: {each}")
         if blocking := [each for each in failed if each.check.severity == "block"]:
@@ -305,7 +289,7 @@ class _Run:
         check_inputs(planned, inputs, self.types)
         return inputs
 
-    def _do(self, planned: PlannedStep, ending: ExitStack) -> StepResult:
+    def _do(self, planned: PlannedStep, ending: ExitStack) -> tuple[CacheEntry, str, Mapping[str, Artifact]]:
         """Take what is cached under the step's key; else make it, or commit what a killed attempt had filled."""
         inputs = self._inputs(planned)
         depends = depends_on(planned, inputs)
@@ -317,17 +301,17 @@ class _Run:
             entry = recall(self.store, key)
             if entry is not None:
                 work.remove_if_abandoned()
-                return self._reuse(planned, entry, "cached")
+                return entry, "cached", self._reuse(planned, entry, "cached")
         holder = {"run": self.recorder.folder.id, "step": planned.key}
         earlier = read_holder(work.lock)
         with hold(work.lock, holder, lambda other: tracker.record("step_waiting", holder=other)) as waited:
             entry = recall(self.store, key) if waited or forced is None else None
             if entry is not None:
                 self._not_forced_any_more(planned)
-                return self._reuse(planned, entry, "reused")
+                return entry, "reused", self._reuse(planned, entry, "reuses what the other run made")
             if forced not in (None, key):  # else what is there is this step's own, of an attempt that was killed
                 work.remove()
-                self.recorder.set_forced({**self.recorder.info.forced, planned.key: key})
+                self.recorder.set_status(RUNNING, forced={**self.recorder.info.forced, planned.key: key})
             config = validated_config(planned, inputs)
             made_of = recorded(depends, planned)
             if forced is None and not work.has_progress():
@@ -358,9 +342,7 @@ class _Run:
             work.remove()
         refs = {port: artifact.ref for port, artifact in outputs.items()}
         tracker.record("step_finished", outputs=refs, seconds=entry.seconds)
-        signals = self.recorder.signals(planned.key)
-        found = advice.hints_for_signals(signals, planned.manifest, planned.config)
-        return StepResult.of(planned, entry, "ran", outputs, *found)
+        return entry, "ran", outputs
 
     def _take_over_own_attempt(self, planned: PlannedStep, work: WorkFolder, depends: Mapping[str, str]) -> None:
         """Go on from this run's last attempt under another key, where nothing but code has changed since: whoever
@@ -384,89 +366,74 @@ class _Run:
     def _not_forced_any_more(self, planned: PlannedStep) -> None:
         forced = self.recorder.info.forced
         if planned.key in forced:
-            self.recorder.set_forced({key: began for key, began in forced.items() if key != planned.key})
+            left = {key: began for key, began in forced.items() if key != planned.key}
+            self.recorder.set_status(RUNNING, forced=left)
 
-    def _reuse(self, planned: PlannedStep, entry: CacheEntry, state: str) -> StepResult:
+    def _reuse(self, planned: PlannedStep, entry: CacheEntry, reason: str) -> Mapping[str, Artifact]:
         outputs = dict(entry.outputs)
         if planned.key in self.plan.goals and self.store.backend.scratch == Path(self.store.backend.url):
             outputs = {port: self.store.open(artifact) for port, artifact in outputs.items()}
         accepted = {f"accepted {a.producer.acceptance}" for a in outputs.values() if a.producer and a.producer.accepted}
-        reason = ", ".join(["cached" if state == "cached" else "reuses what the other run made", *accepted])
-        self.recorder.tracker(planned.key).record(
-            "step_cached",
-            cache_key=entry.key,
-            outputs={port: artifact.ref for port, artifact in outputs.items()},
-            reason=reason,
-            made_by=entry.run,
-            summary=entry.summary,
-        )
-        return StepResult.of(planned, entry, state, outputs)
+        refs = {port: artifact.ref for port, artifact in outputs.items()}
+        made = {"cache_key": entry.key, "made_by": entry.run, "summary": entry.summary}
+        reason = ", ".join([reason, *accepted])
+        self.recorder.tracker(planned.key).record("step_cached", outputs=refs, reason=reason, **made)
+        return outputs
 
     def _call(
         self, planned: PlannedStep, config: Any, inputs: Mapping[str, Artifact], work: WorkFolder
     ) -> tuple[dict[str, OutputSlot], dict[str, Any], float]:
         function = imported(planned.manifest.step.entry or "", planned)
-        slots = work.prepare(planned.produces)
-        tracker = self.recorder.tracker(planned.key)
-        started = time.monotonic()
-        context = StepContext(
-            config=config,
-            inputs=inputs,
-            outputs=slots,
-            work=work.work,
-            tracker=tracker,
-            step_id=planned.step_id,
-            run_id=self.recorder.folder.id,
-            started=self.started,
-        )
+        slots, run_id = work.prepare(planned.produces), self.recorder.folder.id
+        tracker, started = self.recorder.tracker(planned.key), time.monotonic()
+        context = StepContext(config, inputs, slots, work.work, tracker, planned.step_id, run_id, self.started)
         try:
             function(context)
         except Exception as error:
             if was_interrupted(error):
                 raise KeyboardInterrupt from error
             self.recorder.log_traceback(error)
-            failure = as_steps_error(error, planned, work.path, self.recorder.folder.id)
+            failure = as_steps_error(error, planned, work.path, run_id)
             raise name_users_files(failure, inputs.values()) from error
-        summary = self.recorder.summary(planned.key)
+        summary = dict(self.recorder.summaries[planned.key])
         seconds = time.monotonic() - started
         work.mark_filled(slots, summary, seconds)
         return slots, summary, seconds
 
     def _journal_failure(self, planned: PlannedStep, error: StepsError) -> None:
-        signals = self.recorder.signals(planned.key)
+        signals = self.recorder.signals[planned.key].values()
         found = advice.hints_for_failure(error, signals, planned.manifest, planned.config)
         hints = (*error.hints, *(hint.render() for hint in found))
         error.hints = tuple(advice.of_its_own(hint, planned, self.plan) for hint in hints)
-        try:
-            self.recorder.tracker(planned.key).record(
-                "step_failed", error=error.to_dict(), traceback=traceback_text(error), row=row_at(error.where)
-            )
-            for hint in found:
-                self._journal_hint(planned, hint, failure=True)
+        with unwritable_is_told(self.recorder.folder.path):
+            trace = "".join(format_exception(error))
+            self.recorder.tracker(planned.key).record("step_failed", error=error.to_dict(), traceback=trace)
+            self._journal_hints(planned, found, failure=True)
             self.recorder.set_step(planned.key, FAILED)
-        except (OSError, StorageError) as unwritable:
-            report_unwritable(unwritable, self.recorder.folder.path)
 
-    def _journal_hint(self, planned: PlannedStep, hint: advice.Hint, *, failure: bool) -> None:
-        self.recorder.tracker(planned.key).record("hint", text=hint.render(), failure=failure, **hint.to_dict())
+    def _journal_hints(self, planned: PlannedStep, hints: Sequence[advice.Hint], *, failure: bool) -> None:
+        for hint in hints:
+            self.recorder.tracker(planned.key).record("hint", text=hint.render(), failure=failure, **hint.to_dict())
 
-    def end(self, status: str, started: float, error: StepsError | None = None, traceback: str = "") -> None:
+    def publish(self) -> None:
+        """Copy the run's folder to a home that is elsewhere."""
+        with unwritable_is_told(self.recorder.folder.path):
+            self.recorder.folder.publish()
+
+    def end(self, status: str, error: StepsError | None = None, traceback: str = "") -> None:
         """Journal the end and write the report. `traceback` is that of an error of nobody's step."""
-        seconds, ran = time.monotonic() - started, sum(result.state == "ran" for result in self.results)
-        counts = {"ran": ran, "cached": len(self.results) - ran}
-        self.recorder.finish(self.store, status, error, seconds=seconds, **counts, traceback=traceback)
+        ran = sum(result.state == "ran" for result in self.results)
+        counts = {"ran": ran, "cached": len(self.results) - ran, "seconds": time.monotonic() - self.started}
+        self.recorder.finish(self.store, status, error, **counts, traceback=traceback)
 
-    def end_badly(self, error: BaseException, signal_name: str | None, started: float) -> BaseException:
+    def end_badly(self, error: BaseException, signal_name: str | None) -> BaseException:
         """Journal a failure or interruption; returns the error to raise."""
         status = FAILED
         run_id, info = self.recorder.folder.id, self.recorder.info
         if isinstance(error, KeyboardInterrupt):
             status = INTERRUPTED
-            error = InterruptedRunError(
-                f"interrupted by {signal_name or 'SIGINT'}; {kept(info.steps, self.store.backend.local('work'))}",
-                where=f"run {run_id}",
-                hints=(f"steps run --resume {run_id}",),
-            )
+            what, hint = f"interrupted by {signal_name or 'SIGINT'}; {kept(info.steps)}", f"steps run --resume {run_id}"
+            error = InterruptedRunError(what, where=f"run {run_id}", hints=(hint,))
         elif isinstance(error, OSError):
             error = as_storage_error(error, self.recorder.folder.path) or error
         if isinstance(error, StepsError):
@@ -474,15 +441,6 @@ class _Run:
         else:
             self.recorder.log_traceback(error)
         shown = error if isinstance(error, StepsError) else StepFailedError(f"{type(error).__name__}: {error}")
-        try:
-            self.end(status, started, shown, traceback_text(error) if shown is not error else "")
-        except (OSError, StorageError) as unwritable:
-            report_unwritable(unwritable, self.recorder.folder.path)
+        with unwritable_is_told(self.recorder.folder.path):
+            self.end(status, shown, "".join(format_exception(error)) if shown is not error else "")
         return error
-
-
-def _publish(folder: RunFolder) -> None:
-    try:
-        folder.publish()
-    except StorageError as error:
-        report_unwritable(error, folder.path)

@@ -4,9 +4,9 @@ stage's results that its pipeline states."""
 import re
 import shlex
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from nemotron_steps.artifacts.files import as_float
 from nemotron_steps.artifacts.store import ArtifactStore
@@ -34,18 +34,12 @@ class Signal:
 
 @dataclass(frozen=True)
 class Hint:
-    """One piece of advice.
-
-    Attributes:
-        name: the signal or the manifest's name of the error.
-        because: what was seen: a signal with the run's numbers, or the manifest's name of the error.
-        advice: what to do, from the manifest.
-        overrides: `key=value` to add to the command.
-        skill: where to read more, as the manifest says it.
-    """
+    """One piece of advice, from the manifest."""
 
     name: str
+    """The signal or the manifest's name of the error."""
     because: str
+    """What was seen: a signal with the run's numbers, or the manifest's name of the error."""
     advice: str
     overrides: tuple[str, ...] = ()
     skill: str | None = None
@@ -61,7 +55,7 @@ class Hint:
 
 
 def hints_for_failure(
-    error: BaseException, signals: Sequence[Signal], manifest: StepManifest, config: Mapping[str, Any]
+    error: BaseException, signals: Iterable[Signal], manifest: StepManifest, config: Mapping[str, Any]
 ) -> list[Hint]:
     """Advice for a failed step: matching errors first, then the signals it had raised."""
     found = [
@@ -69,10 +63,10 @@ def hints_for_failure(
         for entry in manifest.errors
         if _matches(entry, error)
     ]
-    chain, own = list(_chain(error)), []  # signals that the failure itself amounts to
-    if any(isinstance(each, MemoryError) or _OUT_OF_MEMORY.search(_text(each)) for each in chain):
+    own = []  # signals that the failure itself amounts to
+    if any(isinstance(each, MemoryError) or _OUT_OF_MEMORY.search(repr(each)) for each in _chain(error)):
         own.append(Signal("out_of_memory"))
-    if any(isinstance(each, JudgeUnavailableError) for each in chain):
+    if any(isinstance(each, JudgeUnavailableError) for each in _chain(error)):
         own.append(Signal("judge_unavailable"))
     return [*found, *hints_for_signals([*signals, *own], manifest, config)]
 
@@ -81,32 +75,27 @@ def of_its_own(hint: str, planned: PlannedStep, plan: Plan) -> str:
     """A hint for a step that the plan put there: overrides become a command for that step alone, since behind the one
     that was typed they would be for the steps that it names. Any other hint is as it was."""
     text, _, comment = hint.partition("   # ")
-    readers = [
-        (key, port, source.port)
-        for key in (plan.goals if planned.inserted else ())
-        for port, source in plan.step(key).inputs.items()
-        if isinstance(source, StepOutput) and source.step_key == planned.key
-    ]
+    inputs = [(key, port, s) for key in plan.goals for port, s in plan.step(key).inputs.items()]
+    read = [(key, port, s.port) for key, port, s in inputs if isinstance(s, StepOutput) and s.step_key == planned.key]
     given = [f"{port}={source.ref}" for port, source in planned.inputs.items() if isinstance(source, SuppliedInput)]
-    if not _OVERRIDES.match(text) or not readers or len(given) < len(planned.inputs):
+    if not (planned.inserted and read and _OVERRIDES.match(text)) or len(given) < len(planned.inputs):
         return hint
     config = [] if planned.config_name == "default" else ["-c", planned.config_name]
     words = ["steps", "run", planned.step_id, *config, *(word for each in given for word in ("--input", each))]
-    key, port, made = readers[0]
+    key, port, made = read[0]
     target = port if len(plan.goals) == 1 else f"{key}.{port}"
     then = f"then --input {target}={planned.step_id}/{made}" + (f" ({comment})" if comment else "")
     return f"{shlex.join(words)} {text}   # {then}"
 
 
-def hints_for_signals(signals: Sequence[Signal], manifest: StepManifest, config: Mapping[str, Any]) -> list[Hint]:
+def hints_for_signals(signals: Iterable[Signal], manifest: StepManifest, config: Mapping[str, Any]) -> list[Hint]:
     """Advice for signals: every strategy that answers one, in the manifest's order, each once."""
     found: list[Hint] = []
     for strategy in manifest.strategies:
-        for signal in signals:
-            if signal.name in strategy.signal:
-                seen, text = signal_text(signal.name, signal.numbers, signal.count), f"{strategy.when}: {strategy.then}"
-                found.append(Hint(signal.name, seen, text, strategy.overrides_for(config), strategy.skill))
-                break
+        signal = next((signal for signal in signals if signal.name in strategy.signal), None)
+        if signal is not None:
+            seen, text = signal_text(signal.name, signal.numbers, signal.count), f"{strategy.when}: {strategy.then}"
+            found.append(Hint(signal.name, seen, text, strategy.overrides_for(config), strategy.skill))
     return found
 
 
@@ -119,13 +108,9 @@ def _matches(entry: ErrorHint, error: BaseException) -> bool:
             if _CODE.fullmatch(pattern):
                 if isinstance(each, StepsError) and each.code == pattern:
                     return True
-            elif pattern in classes or re.search(pattern, _text(each), re.IGNORECASE):
+            elif pattern in classes or re.search(pattern, f"{type(each).__name__}: {each}", re.IGNORECASE):
                 return True
     return False
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -137,8 +122,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__
 
 
-@dataclass(frozen=True)
-class FailedCheck:
+class FailedCheck(NamedTuple):
     """A check that does not hold, and what was found."""
 
     check: StageCheck
@@ -184,10 +168,10 @@ def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float
     """The numbers of a summary: NAME, of a change what it came to, of nested values NAME/ROW/COLUMN."""
     found: dict[str, float] = {}
     for name, value in values.items():
-        if isinstance(value, Mapping):
-            if "before" in value and (after := as_float(value.get("after"))) is not None:
-                found[f"{prefix}{name}"] = after
-            found.update(flat_numbers(value, f"{prefix}{name}/"))
-        elif (single := as_float(value)) is not None:
-            found[f"{prefix}{name}"] = single
+        nested = isinstance(value, Mapping)
+        number = as_float(value.get("after") if nested and "before" in value else value)
+        if number is not None:
+            found[f"{prefix}{name}"] = number
+        if nested:
+            found |= flat_numbers(value, f"{prefix}{name}/")
     return found

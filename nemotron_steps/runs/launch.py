@@ -26,6 +26,7 @@ from nemotron_steps.errors import (
 )
 from nemotron_steps.runs.executors.base import Executor, JobState, JobStatus, Launch, find_executor
 from nemotron_steps.runs.locks import hold, hold_if_free
+from nemotron_steps.runs.report.follow import Tail
 from nemotron_steps.runs.run_folder import (
     FAILED,
     INTERRUPTED,
@@ -68,20 +69,36 @@ def submit(
 ) -> RunInfo:
     """Start a run under a profile's executor."""
     folder = RunFolder(store, run_id)
-    with hold(
-        folder.submit_lock, {"run": run_id}, lambda holder: refuse_busy(run_id, holder, "being submitted already")
-    ):
+    holder = {"run": run_id}
+    with hold(folder.submit_lock, holder, lambda other: refuse_busy(run_id, other, "being submitted already")):
         before = get_run(store, run_id)
         if before.status == RUNNING:
             refuse_busy(run_id, vars(before))
         says = before if request is None else replace(before, request=dict(request))
         says = replace(says, forced=dict.fromkeys(forced, "") or before.forced)
-        words = ("--resume", run_id, "--home", store.backend.url)
+        words, name = ("--resume", run_id, "--home", store.backend.url), profile.executor
         launch = Launch(
             run_id, folder.path, words, profile, Path.cwd(), environment or {}, paths, attached, force_squash
         )
         try:
-            job = _start(store, folder, says, launch)
+            executor = find_executor(name)
+            if name != "local" and "://" in store.backend.url:
+                raise UnsupportedError(
+                    "a job follows its run folder, which must be on a file system both sides see",
+                    where=store.backend.url,
+                    expected="--home FOLDER on a shared file system",
+                )
+            # Before it starts: whoever follows the run must not take its last attempt's end for this one's.
+            folder.update(says, status=SUBMITTED, error=None, pid=0)
+            job: Any = executor.submit(launch)
+            # What cannot be read back would make the run itself unreadable.
+            if not (isinstance(job, str) and JOB_NAME.fullmatch(job)):
+                raise UnsupportedError(
+                    f"executor '{name}' gives no name for the job that it was to submit",
+                    where=f"run {run_id}",
+                    expected="a str of one line, 1 to 501 characters, that begins with no space and no '-'",
+                    found=repr(job),
+                )
         except BaseException as error:
             if before.attempts:
                 folder.update(before)
@@ -90,33 +107,8 @@ def submit(
                 status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
                 folder.update(before, status=status, error=redact(shown.to_dict()), forced=dict(says.forced))
             raise
-        record = {"executor": profile.executor, "job": job, "submitted": time.time()}
-        write_atomic(folder.path / JOB_FILE, to_json_bytes(record))
+        write_atomic(folder.path / JOB_FILE, to_json_bytes({"executor": name, "job": job, "submitted": time.time()}))
     return get_run(store, run_id)
-
-
-def _start(store: ArtifactStore, folder: RunFolder, info: RunInfo, launch: Launch) -> str:
-    """Hand a run to its executor; returns the job's name."""
-    name = launch.profile.executor
-    executor = find_executor(name)
-    if name != "local" and "://" in store.backend.url:
-        raise UnsupportedError(
-            "a job follows its run folder, which must be on a file system both sides see",
-            where=store.backend.url,
-            expected="--home FOLDER on a shared file system",
-        )
-    # Before it starts: whoever follows the run must not take its last attempt's end for this one's.
-    folder.update(info, status=SUBMITTED, error=None, pid=0)
-    job: Any = executor.submit(launch)
-    # What cannot be read back would make the run itself unreadable.
-    if not (isinstance(job, str) and JOB_NAME.fullmatch(job)):
-        raise UnsupportedError(
-            f"executor '{name}' gives no name for the job that it was to submit",
-            where=f"run {folder.id}",
-            expected="a str of one line, 1 to 501 characters, that begins with no space and no '-'",
-            found=repr(job),
-        )
-    return job
 
 
 def refresh(store: ArtifactStore, info: RunInfo) -> RunInfo:
@@ -179,31 +171,27 @@ def cancel(store: ArtifactStore, info: RunInfo) -> None:
 
 def follow(store: ArtifactStore, run_id: str, write: Callable[[str], None]) -> RunInfo:
     """Copy a submitted run's log to `write` until the run is over; returns its final state."""
-    log = store.backend.scratch / "runs" / run_id / "log.txt"
-    offset, ended = 0, 0.0
+    log = Tail(store.backend.scratch / "runs" / run_id / "log.txt")
+    ended = 0.0
     queued_again = -1  # attempts there were when the job went back into its queue
     inquiry = _Inquiry(store, write)
     while True:
         info = inquiry.look(get_run(store, run_id))
-        if log.is_file():
-            with log.open("rb") as file:
-                file.seek(offset)
-                text = file.read()
-            offset += len(text)
-            if text:
-                write(text.decode(errors="replace"))
+        for line in log.new():
+            write(line.decode(errors="replace") + "\n")
         failure, status = error_of(info), inquiry.status
         if not _said(info) and (status is None or not status.state.over):
             ended = 0.0
             time.sleep(_POLL_S)
             continue
         ended = ended or time.monotonic()
-        if status is not None and not _said(info):
-            if time.monotonic() - ended > _LAG_S or status.state not in (JobState.DONE, JobState.FAILED):
+        late = time.monotonic() - ended > _LAG_S
+        if not _said(info) and status is not None:
+            if late or status.state not in (JobState.DONE, JobState.FAILED):
                 raise _job_error(store, info, status)
         elif failure is None:
             # The process that worked writes the report a moment after it said how the run ended.
-            if (log.parent / "report.html").is_file() or time.monotonic() - ended > _LAG_S:
+            if late or (log.path.parent / "report.html").is_file():
                 return info
         else:
             if status is not None and status.state is JobState.PENDING:
@@ -220,8 +208,7 @@ class _Inquiry:
     def __init__(self, store: ArtifactStore, write: Callable[[str], None]) -> None:
         self.status: JobStatus | None = None
         """None for a run that no executor started. RUNNING while nobody answers: nothing is known to be over."""
-        self._store = store
-        self._write = write
+        self._store, self._write = store, write
         self._asked = float("-inf")
         self._known: tuple[str, int] | None = None
         self._silent_since: float | None = None
@@ -229,8 +216,7 @@ class _Inquiry:
     def look(self, info: RunInfo) -> RunInfo:
         """Ask, if it is time or run.json says something new; what the run is now."""
         now = time.monotonic()
-        nothing_new = self._known == (info.status, info.attempts)
-        if nothing_new and info.executor != "local" and now - self._asked < _FETCH_S:
+        if self._known == (info.status, info.attempts) and info.executor != "local" and now - self._asked < _FETCH_S:
             return info
         self._asked = now
         try:
@@ -240,16 +226,14 @@ class _Inquiry:
                 if self.status is not None and self.status.state is JobState.PENDING and self.status != before:
                     why = f": {self.status.detail}" if self.status.detail else ""
                     self._write(f"{info.executor} job {info.job} waits to start{why}\n")
+            self._silent_since = None
         except RetryableError as error:
             self.status = JobStatus(JobState.RUNNING)
             if self._silent_since is None:
                 self._silent_since = now
-                why = f"{error.what} ({error.found})" if error.found else error.what
-                self._write(f"{why}; the job may go on, and is asked about for {_SILENCE_S / 60:.0f} minutes more\n")
+                self._write(f"{error.what}; the job may go on, and is asked about for {_SILENCE_S:.0f} s more\n")
             elif now - self._silent_since > _SILENCE_S:
                 raise
-        else:
-            self._silent_since = None
         self._known = (info.status, info.attempts)
         return info
 
@@ -264,13 +248,12 @@ def error_of(info: RunInfo) -> StepsError | None:
     if info.error is None:
         return None
     # The class by its name, if it is one of ours: its exit code is what this command returns.
-    cls = getattr(errors, str(info.error.get("class")), StepFailedError)
+    cls = getattr(errors, str(info.error.get("class")), None)
     if not (isinstance(cls, type) and issubclass(cls, StepsError)):
         cls = StepFailedError
     details = {name: info.error.get(name) for name in ("where", "expected", "found")}
     error: StepsError = cls(str(info.error.get("what", "the run failed")), hints=info.error.get("hints", ()), **details)
-    # A class of another package keeps its own code.
-    error.code = str(info.error.get("code", error.code))  # type: ignore[misc]
+    error.code = str(info.error.get("code", error.code))  # type: ignore[misc]  # of another package's class
     return error
 
 
@@ -284,23 +267,18 @@ def _job_error(store: ArtifactStore, info: RunInfo, status: JobStatus) -> StepsE
         return WorkerLostError(what, where=where, found=status.detail, hints=(again,))
     if status.state is JobState.TIMED_OUT:
         what = "the job reached its time limit; it goes on from the last checkpoint"
-        longer = "raise `time` in the profile, or set checkpointing.checkpoint_must_save_by"
-        return RetryableError(what, where=where, found=status.detail, hints=(again, longer))
+        hints = (again, "raise `time` in the profile, or set checkpointing.checkpoint_must_save_by")
+        return RetryableError(what, where=where, found=status.detail, hints=hints)
     printed, last = job_output(store, info)
-    return StepFailedError(
-        f"the job ended ({status.state}) without a word from the run",
-        where=where,
-        found="\n".join([status.detail, *last]),
-        hints=(f"the job's own output is in {printed or f'the run folder of {info.id}'}",),
-    )
+    what = f"the job ended ({status.state}) without a word from the run"
+    hint = f"the job's own output is in {printed or f'the run folder of {info.id}'}"
+    return StepFailedError(what, where=where, found="\n".join([status.detail, *last]), hints=(hint,))
 
 
 def job_output(store: ArtifactStore, info: RunInfo) -> tuple[Path | None, list[str]]:
     """The newest file that a run's job printed to, and what it says: its first error, else its last three lines."""
-    files = (store.backend.scratch / "runs" / info.id).glob("*.txt")
-    printed = max(
-        (file for file in files if file.name != "log.txt"), key=lambda file: file.stat().st_mtime, default=None
-    )
+    files = [file for file in (store.backend.scratch / "runs" / info.id).glob("*.txt") if file.name != "log.txt"]
+    printed = max(files, key=lambda file: file.stat().st_mtime, default=None)
     lines = printed.read_text(errors="replace").strip().splitlines() if printed is not None else []
     refused = [line for line in lines if line.startswith("error")][:1]
     return printed, [redact_text(line) for line in refused or lines[-3:]]

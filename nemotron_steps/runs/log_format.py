@@ -11,17 +11,16 @@ from nemotron_steps.artifacts.files import as_float
 from nemotron_steps.runs.context import Record
 
 _SHOWN_METRICS = 6
-_LOWER_IS_BETTER = ("loss", "kl", "error", "perplexity", "truncat", "seconds")
-_HIGHER_IS_BETTER = ("reward", "accuracy", "agreement", "score", "solved", "pass")
-"""Parts of the names of measures."""
+_BETTER = {
+    "lower": ("loss", "kl", "error", "perplexity", "truncat", "seconds"),
+    "higher": ("reward", "accuracy", "agreement", "score", "solved", "pass"),
+}
+"""Which way a measure is better → parts of its name."""
 
 
 def render(record: Record) -> str | None:
     """One line for a record, without time; None for records that would only be noise in a log."""
-    renderer = _RENDERERS.get(record["kind"])
-    if renderer is None:
-        return None
-    text = renderer(record)
+    text = _RENDERERS[record["kind"]](record) if record["kind"] in _RENDERERS else None
     return f"[{record['step']}] {text}" if text and record["step"] else text
 
 
@@ -49,11 +48,9 @@ class RunLog(logging.Handler):
         self._write(self._redact(text.rstrip("\n")))
 
     def end(self) -> None:
-        """Close the file.
-
-        Not in `close`: a library that configures Python's logging when it is imported, as vLLM does, closes every
-        handler there is, and the run goes on.
-        """
+        """Close the file."""
+        # Not in `close`: a library that configures Python's logging when it is imported, as vLLM does, closes every
+        # handler there is, and the run goes on.
         self._file.close()
         self.close()
 
@@ -65,13 +62,11 @@ def seconds(value: float) -> str:
     """A duration for reading: `0.8 s`, `42 s`, `3 min 05 s`, `2 h 10 min`."""
     if value < 9.95:
         return f"{value:.1f} s"
-    whole = round(value)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
+    minutes, rest = divmod(round(value), 60)
+    hours, left = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {left:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def readable_size(count: float) -> str:
@@ -110,10 +105,10 @@ def in_words(name: str, value: Any) -> str:
     """One value of a summary: `0.31 → 0.62 (+0.31)` for a before and after, a table's size, else as `values_of`."""
     if is_table(value):
         return f"{len(value)} × {len(columns_of(value))}"
-    if is_change(value):
-        difference, _ = compared(name, value)
-        return f"{number(value['before'])} → {number(value['after'])}" + (f" ({difference})" if difference else "")
-    return values_of(value)
+    if not is_change(value):
+        return values_of(value)
+    difference, _ = compared(name, value)
+    return f"{number(value['before'])} → {number(value['after'])}" + (f" ({difference})" if difference else "")
 
 
 def values_of(value: Any) -> str:
@@ -176,11 +171,8 @@ def compared(name: str, value: Mapping[str, Any]) -> tuple[str, str]:
 
 def better(name: str, value: Mapping[str, Any]) -> str:
     """Which way a before and after is an improvement: "higher", "lower", or "" for neither good nor bad by itself."""
-    if "better" in value:
-        return str(value["better"])
-    if any(word in name.lower() for word in _LOWER_IS_BETTER):
-        return "lower"
-    return "higher" if any(word in name.lower() for word in _HIGHER_IS_BETTER) else ""
+    known = [way for way, words in _BETTER.items() if any(word in name.lower() for word in words)]
+    return str(value.get("better", next(iter(known), "")))
 
 
 def outputs(references: Mapping[str, str]) -> str:
@@ -189,15 +181,11 @@ def outputs(references: Mapping[str, str]) -> str:
 
 
 def _run_finished(record: Record) -> str:
-    if record["ran"] == 0 and record["status"] == "done":
-        every = f"all {record['cached']} steps are cached" if record["cached"] > 1 else "the step is cached"
-        return f"nothing to do: {every} ({seconds(record['seconds'])})"
-    ran = f"{_steps(record['ran'])} ran, {record['cached']} cached"
-    return f"run {record['status']} in {seconds(record['seconds'])}: {ran}"
-
-
-def _steps(count: int) -> str:
-    return f"{count} step" if count == 1 else f"{count} steps"
+    ran, cached, took = record["ran"], record["cached"], seconds(record["seconds"])
+    if ran == 0 and record["status"] == "done":
+        every = f"all {cached} steps are cached" if cached > 1 else "the step is cached"
+        return f"nothing to do: {every} ({took})"
+    return f"run {record['status']} in {took}: {ran} step{'s' * (ran != 1)} ran, {cached} cached"
 
 
 def _metrics(record: Record) -> str:
@@ -205,11 +193,6 @@ def _metrics(record: Record) -> str:
     shown = "  ".join(f"{name}={number(value)}" for name, value in values[:_SHOWN_METRICS])
     more = f"  (+{len(values) - _SHOWN_METRICS} more)" if len(values) > _SHOWN_METRICS else ""
     return f"step {record['index']}: {shown}{more}"
-
-
-def _waiting(record: Record) -> str:
-    run, process, host = (record["holder"].get(name, "?") for name in ("run", "pid", "host"))
-    return f"another run works on the same artifact (run {run}, process {process} on {host}): waiting for it"
 
 
 def signal_text(name: str, numbers: Mapping[str, Any], times: int = 1) -> str:
@@ -225,24 +208,24 @@ def signal_text(name: str, numbers: Mapping[str, Any], times: int = 1) -> str:
 
 
 def _event(record: Record) -> str:
-    fields = []
-    for name, value in record["fields"].items():
-        if isinstance(value, Mapping):
-            value = "{" + ", ".join(f"{key}: {number(item)}" for key, item in value.items()) + "}"
-        fields.append(f"{name}={number(value)}")
-    return f"{record['name']}: {'  '.join(fields)}" if fields else str(record["name"])
+    fields = "  ".join(f"{name}={values_of(value)}" for name, value in record["fields"].items())
+    return f"{record['name']}: {fields}" if fields else str(record["name"])
 
 
 _RENDERERS: dict[str, Callable[[Record], str]] = {
     "run_started": lambda r: (
-        f"run {r['run']} {'resumed' if r['resumed'] else 'started'}: {r['name']}, {_steps(len(r['steps']))}"
+        f"run {r['run']} {'resumed' if r['resumed'] else 'started'}: {r['name']}, {len(r['steps'])} steps"
     ),
     "run_finished": _run_finished,
     "step_started": lambda r: (
         ("continues from its work folder" if r["resumed"] else "started") + f" (key {r['cache_key'][:12]})"
     ),
-    "step_waiting": _waiting,
-    "waiting": lambda r: str(r["text"]),
+    "step_waiting": lambda r: (
+        "another run works on the same artifact (run {run}, process {pid} on {host}): waiting for it".format(
+            **{"run": "?", "pid": "?", "host": "?", **r["holder"]}
+        )
+    ),
+    "waiting": lambda r: r["text"],
     "step_cached": lambda r: f"{r['reason']}: {outputs(r['outputs'])}",
     "step_finished": lambda r: f"done in {seconds(r['seconds'])}: {outputs(r['outputs'])}",
     "step_failed": lambda record: "failed: " + str(record["error"]["what"]),

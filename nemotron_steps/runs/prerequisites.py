@@ -16,17 +16,15 @@ from typing import Any
 
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.environments.agents import resolve
-from nemotron_steps.environments.registry import environment_class, settings_of
+from nemotron_steps.environments.registry import environment_class, resolve, settings_of
 from nemotron_steps.errors import StepsError, UnsupportedError
 from nemotron_steps.manifest.packs import BUILT_IN
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import raise_all
-from nemotron_steps.runs.cache_key import entry_module
+from nemotron_steps.runs.cache_key import entry_module, leaves
 from nemotron_steps.runs.code_digest import import_closure
-from nemotron_steps.runs.step_entry import ENGINE, imported, validated_config
-from nemotron_steps.runs.step_workdir import name_users_files, open_input
+from nemotron_steps.runs.step_workdir import ENGINE, imported, name_users_files, open_input, validated_config
 
 OK, WARNING, FAILED, ABSENT = "ok", "warning", "failed", "absent"
 
@@ -63,15 +61,18 @@ def _started(name: str) -> Finding:
     from nemotron_steps.sandbox.base import create_sandbox
     from nemotron_steps.sandbox.containers import check_engine
 
-    sandbox = name == "bubblewrap"
     try:
-        asyncio.run(create_sandbox(name).start() if sandbox else check_engine(name))
+        if name == "bubblewrap":
+            asyncio.run(create_sandbox(name).start())
+            return Finding(name, OK, "the sandbox holds")
+        asyncio.run(check_engine(name))
     except StepsError as error:
-        if sandbox:
+        if name == "bubblewrap":
             return Finding(name, WARNING, f"{error.what}: {error.found or ''}".rstrip(": "), "\n".join(error.hints))
-        here = shutil.which(name) is not None
-        return Finding(name, WARNING if here else ABSENT, error.what if here else "not installed", error.hints[0])
-    return Finding(name, OK, "the sandbox holds" if sandbox else "answers")
+        if shutil.which(name) is None:
+            return Finding(name, ABSENT, "not installed", error.hints[0])
+        return Finding(name, WARNING, error.what, error.hints[0])
+    return Finding(name, OK, "answers")
 
 
 def gpus(devices: Path = Path("/dev")) -> Finding:
@@ -121,8 +122,8 @@ def needs_of(planned: PlannedStep) -> dict[str, str]:
         if any(_TORCH.search(path.read_text("utf-8")) for path in closure.values()):
             return {"torch": manifest.where("step", "entry") or ""}
     needs = dict.fromkeys(manifest.resources.needs, manifest.where("resources", "needs") or "")
-    for key, backend in _backends(config, ()):
-        if backend in _WITHOUT:
+    for key, backend in leaves(config):
+        if key.rpartition(".")[2] == "backend" and backend in ("ray", "vllm"):
             needs.setdefault(backend, f"{key}={backend}")
     cluster = found if isinstance(found := config.get("cluster"), Mapping) else {}
     elsewhere = cluster.get("ray_address") or os.environ.get("RAY_ADDRESS")
@@ -156,33 +157,34 @@ def missing(plan: Plan, *, tried: bool) -> Iterator[tuple[Finding, list[PlannedS
 
 def refuse_unimplemented(plan: Plan) -> None:
     """PlanError, naming every step that is still to run and whose manifest names no code."""
-    problems: list[StepsError] = []
-    for planned in plan:
-        if planned.cached is None:
-            try:
-                entry_module(planned)
-            except UnsupportedError as error:
-                problems.append(error)
-    raise_all(problems, "the plan cannot be run")
+    _refuse(plan, entry_module, "the plan cannot be run")
 
 
 def refuse_unimportable(plan: Plan) -> None:
     """PlanError, naming every step of other packs that is still to run and whose function cannot be imported."""
-    problems: list[StepsError] = []
-    for planned in plan:
+
+    def check(planned: PlannedStep) -> None:
         entry = planned.manifest.step.entry
-        if planned.cached is not None or entry is None or planned.manifest.pack == BUILT_IN:
-            continue
-        try:
-            found = imported(entry, planned)
-        except UnsupportedError as error:
-            problems.append(error)
-            continue
+        if entry is None or planned.manifest.pack == BUILT_IN:
+            return
+        found = imported(entry, planned)
         if not callable(found):
             what = f"entry of step '{planned.step_id}' is not a function"
             where = planned.manifest.where("step", "entry")
-            problems.append(UnsupportedError(what, where=where, expected=entry, found=repr(found)[:80]))
-    raise_all(problems, "the run cannot start")
+            raise UnsupportedError(what, where=where, expected=entry, found=repr(found)[:80])
+
+    _refuse(plan, check, "the run cannot start")
+
+
+def _refuse(plan: Plan, check: Callable[[PlannedStep], Any], what: str) -> None:
+    problems: list[StepsError] = []
+    for planned in plan:
+        try:
+            if planned.cached is None:
+                check(planned)
+        except UnsupportedError as error:
+            problems.append(error)
+    raise_all(problems, what)
 
 
 def refuse_unready(plan: Plan, store: ArtifactStore, types: TypeGraph) -> None:
@@ -217,12 +219,10 @@ def _unusable_data(plan: Plan, store: ArtifactStore, types: TypeGraph) -> Iterat
             continue
         opened: dict[str, Artifact] = {}
         try:
-            there = {
-                port: open_input(planned, port, source, store, types=types)
-                for port, source in planned.inputs.items()
-                if isinstance(source, SuppliedInput)
-            }
-            opened |= {port: artifact for port, artifact in there.items() if artifact is not None}
+            for port, source in planned.inputs.items():
+                if isinstance(source, SuppliedInput):
+                    artifact = open_input(planned, port, source, store, types=types)
+                    opened |= {} if artifact is None else {port: artifact}
             check = imported(reference, planned)
             config = validated_config(planned, opened)
             for name in check(config, {**dict.fromkeys(planned.inputs), **opened}) or ():
@@ -232,12 +232,3 @@ def _unusable_data(plan: Plan, store: ArtifactStore, types: TypeGraph) -> Iterat
     for name, steps in needed.items():
         if (found := look(name)).state != OK:
             yield _lacking(found, steps, "rows of its prompts")
-
-
-def _backends(config: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Every `backend` key in a config, dotted, and its value."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _backends(value, (*path, name))
-        elif name == "backend" and isinstance(value, str):
-            yield ".".join((*path, name)), value

@@ -1,27 +1,23 @@
 """Everything one run writes about itself, redacted, and what listeners get. What happens is the runner's to decide."""
 
 import logging
-import re
 import sys
+import time
 import traceback
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.confinement import is_run_id
+from nemotron_steps.artifacts.files import is_run_id
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import StepsError
+from nemotron_steps.errors import InterruptedRunError, StepsError, StorageError, WorkerLostError
 from nemotron_steps.runs.context import FILES, JsonLines, Listener, Record, Tracker
 from nemotron_steps.runs.hints import Signal
+from nemotron_steps.runs.locks import hold_if_free
 from nemotron_steps.runs.log_format import RunLog
-from nemotron_steps.runs.run_folder import RunFolder, RunInfo, Secrets, read_events
-
-_ROW_CHARS = 4000
-"""Characters kept of a row that an error is about."""
-_ROW = re.compile(r"(?:environment `[^`]*`, row )?(?P<path>.+\.jsonl):(?P<line>[0-9]+)(?: field .*)?")
-"""How errors name a row: by itself, with the field that is wrong, or with the environment that broke on it."""
+from nemotron_steps.runs.run_folder import FAILED, INTERRUPTED, RUNNING, RunFolder, RunInfo, Secrets, read_events
 
 
 class Recorder:
@@ -32,16 +28,14 @@ class Recorder:
         self.info = info
         secrets = Secrets(*secret_sources)
         self.redact, self.redact_text = secrets.mask, secrets.mask_text
-        self._listeners: list[Listener] = []
+        self.listeners: list[Listener] = []
+        """Called with every record, after it is written. An exception that one raises ends the run."""
         self._log = RunLog(folder.path / "log.txt", self.redact_text)
         self._files = {name: JsonLines(folder.path / f"{name}.jsonl") for name in (*FILES.values(), "events")}
-        self._signals: dict[str, dict[str, Signal]] = {}
-        self._summaries: dict[str, dict[str, Any]] = {}
+        self.signals: defaultdict[str, dict[str, Signal]] = defaultdict(dict)
+        """Of each step, once with its last numbers."""
+        self.summaries: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         self.run = self.tracker("")
-
-    def listen(self, listener: Listener) -> None:
-        """Also call `listener` with every record, after it is written. An exception it raises ends the run."""
-        self._listeners.append(listener)
 
     def tracker(self, step: str) -> Tracker:
         """A tracker whose records go to this run under a step's key ("" for the run itself)."""
@@ -56,26 +50,14 @@ class Recorder:
             each.hints = tuple(self.redact_text(hint) for hint in each.hints)
             each.args = (each.what,)
 
-    def signals(self, step: str) -> list[Signal]:
-        """The signals a step raised, each once with its last numbers."""
-        return list(self._signals.get(step, {}).values())
-
-    def summary(self, step: str) -> dict[str, Any]:
-        """What a step reported as its summary."""
-        return dict(self._summaries.get(step, {}))
-
     def log_traceback(self, error: BaseException) -> None:
         """The full traceback, into log.txt only."""
-        self._log.write_text(traceback_text(error))
+        self._log.write_text("".join(traceback.format_exception(error)))
 
     def set_step(self, key: str, state: str, **fields: Any) -> None:
         """Change a step's state in run.json."""
         steps = {**self.info.steps, key: {**self.info.steps.get(key, {}), "state": state, **fields}}
         self.info = self.folder.update(self.info, steps=self.redact(steps))
-
-    def set_forced(self, forced: Mapping[str, str]) -> None:
-        """Change in run.json which steps are yet to be made whatever is cached."""
-        self.info = self.folder.update(self.info, forced=dict(forced))
 
     def set_status(self, status: str, **fields: Any) -> None:
         """Change the run's state in run.json."""
@@ -123,35 +105,15 @@ class Recorder:
     def _receive(self, record: Record) -> None:
         kind, step = record["kind"], record["step"]
         if kind == "signal":
-            seen = self._signals.setdefault(step, {})
-            count = seen[record["name"]].count + 1 if record["name"] in seen else 1
-            seen[record["name"]] = Signal(record["name"], record["numbers"], count)
+            name, seen = record["name"], self.signals[step]
+            seen[name] = Signal(name, record["numbers"], seen[name].count + 1 if name in seen else 1)
         elif kind == "summary":
-            self._summaries.setdefault(step, {}).update(record["values"])
+            self.summaries[step].update(record["values"])
         if kind != "progress":
             self._files[FILES.get(kind, "events")].write(record)
             self._log(record)
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener(record)
-
-
-def traceback_text(error: BaseException) -> str:
-    """The full traceback, with those of what it came from."""
-    return "".join(traceback.format_exception(error))
-
-
-def row_at(where: str | None) -> str:
-    """The line of a JSON Lines file that an error's `where` names, its middle cut out if long; "" for any other."""
-    named = _ROW.fullmatch(where or "")
-    if named is None:
-        return ""
-    try:
-        with Path(named["path"]).open("rb") as file:
-            row = next(islice(file, int(named["line"]) - 1, None), b"").decode("utf-8", "replace").rstrip("\n")
-    except (OSError, ValueError):
-        return ""
-    half = _ROW_CHARS // 2
-    return row if len(row) <= _ROW_CHARS else f"{row[:half]} … {row[-half:]}"
 
 
 class _Warnings(logging.Handler):
@@ -162,11 +124,57 @@ class _Warnings(logging.Handler):
         self._tracker = tracker
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Report a message."""
         kind = "waiting" if record.name == "nemotron_steps.waiting" else "warning"
         self._tracker.record(kind, text=record.getMessage())
 
 
-def report_unwritable(error: BaseException, folder: Path) -> None:
-    """Say on standard error what could not be written into the run folder (the disk may be full)."""
-    print(f"note: the run folder {folder} could not be written: {error}", file=sys.stderr)
+@contextmanager
+def unwritable_is_told(folder: Path) -> Iterator[None]:
+    """Say on standard error what could not be written of a run folder (the disk may be full)."""
+    try:
+        yield
+    except (OSError, StorageError) as error:
+        print(f"note: the run folder {folder} could not be written: {error}", file=sys.stderr)
+
+
+def kept(steps: Mapping[str, Mapping[str, Any]]) -> str:
+    """A clause about the steps of a run, to put behind `interrupted by SIGINT`."""
+    done = [key for key, step in steps.items() if step.get("state") in ("ran", "cached", "reused")]
+    return f"kept: {', '.join(done) or 'no step yet'}, and the last checkpoint of the one that was at work"
+
+
+def record_death(store: ArtifactStore, run_id: str, how: str, *, asked_by: str | None = None) -> StepsError:
+    """Journal that a run's process is gone, as far as nobody else works on the run or has ended it."""
+    folder = RunFolder(store, run_id)
+    config, causes = folder.path / "config.yaml", []
+    if "SIGKILL" in how:
+        causes = ["dmesg | tail   # says whether the machine ran out of memory"]
+    elif config.is_file() and "backend: ray" in config.read_text(encoding="utf-8"):
+        causes = ["ls -t /tmp/ray/session_latest/logs   # Ray ends its driver when one of Ray's own processes dies"]
+    error: StepsError = WorkerLostError(
+        "the process that worked on the run ended without a word",
+        where=f"run {run_id}",
+        found=how,
+        hints=(*causes, f"steps logs {run_id}", f"steps run --resume {run_id}"),
+    )
+    with hold_if_free(folder.lock) as free:
+        info = folder.load()
+        if asked_by is not None:
+            what = f"ended by {asked_by}; {kept(info.steps if info is not None else {})}"
+            error = InterruptedRunError(what, where=error.where, hints=error.hints[-1:])
+        if not free or info is None or info.status != RUNNING:
+            return error
+        recorder, ended = Recorder(folder, info, []), FAILED if asked_by is None else INTERRUPTED
+        starts = [record["time"] for record in read_events(store, run_id) if record.get("kind") == "run_started"]
+        states = [step.get("state") for step in info.steps.values()]
+        counts = {"ran": states.count("ran"), "cached": states.count("cached") + states.count("reused")}
+        try:
+            for key in [key for key, step in info.steps.items() if step.get("state") == RUNNING]:
+                if asked_by is None:
+                    recorder.tracker(key).record("step_failed", error=error.to_dict())
+                recorder.set_step(key, ended)
+            recorder.finish(store, ended, error, seconds=time.time() - starts[-1] if starts else 0.0, **counts)
+        finally:
+            recorder.close()
+            folder.publish()
+    return error

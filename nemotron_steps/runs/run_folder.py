@@ -24,8 +24,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.confinement import is_run_id
-from nemotron_steps.artifacts.files import plain, to_json_bytes, write_atomic
+from nemotron_steps.artifacts.files import is_run_id, plain, to_json_bytes, write_atomic
 from nemotron_steps.artifacts.records import (
     ANY,
     COUNT,
@@ -56,34 +55,22 @@ whose job was never recorded and that nobody is submitting any more."""
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What run.json says.
-
-    Attributes:
-        id: the run's name, sortable by time.
-        name: the plan's name.
-        status: one of the states above.
-        request: what the command line was asked, so that a run can be resumed by its id alone; redacted.
-        steps: step key → {"state", "outputs": {port: reference}, "seconds", "metric"}, in plan order.
-        executor: which executor works on it, and `job`, its name there (a Slurm job id).
-        pid, host: the process that works or last worked on it.
-        attempts: how often it was started.
-        forced: step key → for each step that this run has yet to make whatever is cached, the cache key under which it
-            began, "" before that.
-        error: the error it ended with, as StepsError.to_dict.
-        created, updated: Unix seconds.
-    """
+    """What run.json says; `created` and `updated` in Unix seconds."""
 
     id: str
     name: str = ""
     status: str = RUNNING
     request: dict[str, Any] = field(default_factory=dict)
+    """What the command line was asked, so that a run can be resumed by its id alone; redacted."""
     steps: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Step key → {"state", "outputs": {port: reference}, "seconds", "metric"}, in plan order."""
     executor: str = "local"
     job: str = ""
     pid: int = 0
     host: str = ""
     attempts: int = 0
     forced: dict[str, str] = field(default_factory=dict)
+    """Steps that are yet to be made whatever is cached → the cache key under which each began, "" before that."""
     error: dict[str, Any] | None = None
     created: float = 0.0
     updated: float = 0.0
@@ -151,13 +138,8 @@ JOB_NAME = re.compile(r"[^-\s\x00-\x1f][^\x00-\x1f]{0,500}")
 
 
 class Secrets(Redactor):
-    """What must not be written down.
-
-    Args:
-        sources: configs, requests and overrides. The value of a secret key anywhere in them (`{"api_key": "x"}`,
-            `"a.api_key=x"`, `["--api-key", "x"]`) is masked wherever it turns up later: in a log line, a sample, an
-            error.
-    """
+    """What must not be written down: the values of secret keys anywhere in configs, requests and overrides, as in
+    `{"api_key": "x"}`, `"a.api_key=x"`, `["--api-key", "x"]`."""
 
     def __init__(self, *sources: Any) -> None:
         super().__init__(os.environ, secrets_in(sources))
@@ -180,21 +162,10 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StorageError(
-                "the home cannot be written",
-                where=str(self.path),
-                found=error.strerror,
-                hints=("--home DIR", "export STEPS_HOME=DIR"),
-            ) from error
-        info = RunInfo(
-            id=self.id,
-            name=name,
-            status=SUBMITTED,
-            request=Secrets(request).mask(plain(request)),
-            executor=executor,
-            created=time.time(),
-        )
-        return self.update(info)
+            what, hints = "the home cannot be written", ("--home DIR", "export STEPS_HOME=DIR")
+            raise StorageError(what, where=str(self.path), found=error.strerror, hints=hints) from error
+        asked = Secrets(request).mask(plain(request))
+        return self.update(RunInfo(self.id, name, SUBMITTED, asked, executor=executor, created=time.time()))
 
     def load(self) -> RunInfo | None:
         """What run.json says, None if there is no such run on this machine."""
@@ -210,11 +181,6 @@ class RunFolder:
         write_atomic(self.path / RUN_FILE, to_json_bytes(plain(info.to_dict())))
         return info
 
-    def forget_job(self, info: RunInfo) -> RunInfo:
-        """Leave no executor's job to ask about the run, or to cancel."""
-        (self.path / JOB_FILE).unlink(missing_ok=True)
-        return self.update(info, executor="local", job="")
-
     def publish(self) -> None:
         """Copy the folder to a home that is elsewhere; nothing to do for a local one."""
         self._store.backend.upload(self.path, f"runs/{self.id}")
@@ -223,10 +189,8 @@ class RunFolder:
 def list_runs(store: ArtifactStore) -> list[RunInfo]:
     """Every run of the home, oldest first, with the state it is really in. One with a broken run.json is left out,
     with a warning."""
-    names = set(store.backend.names("runs"))
-    local = store.backend.local("runs")
-    if local.is_dir():
-        names.update(path.name for path in local.iterdir() if (path / RUN_FILE).is_file())
+    here = store.backend.local("runs").glob(f"*/{RUN_FILE}")
+    names = {*store.backend.names("runs"), *(file.parent.name for file in here)}
     found = []
     for name in filter(is_run_id, names):
         try:
@@ -261,7 +225,7 @@ def get_run(store: ArtifactStore, run_id: str) -> RunInfo:
     for found in (begins, named, matching):
         if len(found) == 1:
             return found[0]
-    known = [*(info.id for info in runs), *filter(None, (info.given_name for info in runs))]
+    known = [name for info in runs for name in (info.id, info.given_name) if name]
     close = [info.id for info in matching] or get_close_matches(run_id, known, n=1, cutoff=0.5)
     raise UnknownNameError(
         f"no run is called '{run_id}'" if not matching else f"'{run_id}' is part of {len(matching)} run ids",
@@ -348,13 +312,10 @@ def _load(store: ArtifactStore, run_id: str) -> RunInfo | None:
         job = json_object(note.read_bytes(), str(note))
         require_shape(job, {"executor": TEXT, "job": JOB_NAME, ANY: ANY}, str(note), hints=())
         info = replace(info, executor=job["executor"], job=job["job"])
-    if info.status == SUBMITTED and not info.job:
-        abandoned = not is_held(folder.submit_lock) and not is_held(folder.lock)
-        return replace(info, status=KILLED) if abandoned else info
-    if info.status != RUNNING or is_held(folder.lock):
-        return info
+    abandoned = info.status == SUBMITTED and not info.job and not is_held(folder.submit_lock)
     # A process on another machine cannot be seen from here; a shared file system shows its lock.
-    return replace(info, status=KILLED) if info.host == socket.gethostname() else info
+    abandoned = abandoned or (info.status == RUNNING and info.host == socket.gethostname())
+    return replace(info, status=KILLED) if abandoned and not is_held(folder.lock) else info
 
 
 def _parse(data: bytes, run_id: str, where: str) -> RunInfo:

@@ -15,12 +15,32 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.files import plain, remove_tree, sha256_file, storage_errors, to_json_bytes, write_atomic
+from nemotron_steps.artifacts.files import (
+    as_storage_error,
+    free_bytes,
+    plain,
+    remove_tree,
+    sha256_file,
+    storage_errors,
+    to_json_bytes,
+    write_atomic,
+)
 from nemotron_steps.artifacts.imports import default_name
 from nemotron_steps.artifacts.models import Artifact, Edge, Producer
 from nemotron_steps.artifacts.records import NUMBER, json_object, require_shape
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import ArtifactError, DataError, StepFailedError, StepsError, UnknownNameError
+from nemotron_steps.errors import (
+    ArtifactError,
+    DataError,
+    StepFailedError,
+    StepsError,
+    StorageError,
+    UnknownNameError,
+    UnsupportedError,
+    first_line,
+    of_run,
+)
+from nemotron_steps.errors.plugins import load_object
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import PlannedStep, SuppliedInput
 from nemotron_steps.runs.context import OutputSlot
@@ -66,11 +86,8 @@ class WorkFolder:
 
     def mark_filled(self, slots: Mapping[str, OutputSlot], summary: Mapping[str, Any], seconds: float) -> None:
         """The step returned: from here on a killed run only has to commit."""
-        record = {
-            "slots": {port: {"type": slot.type, "attributes": slot.attributes} for port, slot in slots.items()},
-            "summary": dict(summary),
-            "seconds": seconds,
-        }
+        filled = {port: {"type": slot.type, "attributes": slot.attributes} for port, slot in slots.items()}
+        record = {"slots": filled, "summary": dict(summary), "seconds": seconds}
         write_atomic(self._filled, to_json_bytes(plain(record)))
 
     def filled(self, produces: Mapping[str, str]) -> tuple[dict[str, OutputSlot], dict[str, Any], float] | None:
@@ -83,13 +100,11 @@ class WorkFolder:
         hints = (f"rm {shlex.quote(str(self._filled))}   # then the step runs again, from its checkpoints",)
         require_shape(record, {"slots": slot, "summary": dict, "seconds": NUMBER}, str(self._filled), hints)
         slots = {
-            port: OutputSlot(slot["type"], self._outputs / port, slot["attributes"])
-            for port, slot in record["slots"].items()
+            port: OutputSlot(s["type"], self._outputs / port, s["attributes"]) for port, s in record["slots"].items()
         }
-        if not all(slot.path.is_dir() for slot in slots.values()):
-            # Killed between two outputs' commits: the step is asked again, and finds its checkpoints.
-            return None
-        return slots, record["summary"], float(record["seconds"])
+        # None if killed between two outputs' commits: the step is asked again, and finds its checkpoints.
+        whole = all(slot.path.is_dir() for slot in slots.values())
+        return (slots, record["summary"], float(record["seconds"])) if whole else None
 
     def reject(self) -> None:
         """What the step filled is not valid: forget it, keep the step's own folder."""
@@ -124,15 +139,11 @@ def stage_outputs(
     edges = tuple(Edge(port, artifact.digest, artifact.ref) for port, artifact in inputs.items())
     staged: dict[str, Artifact] = {}
     filled = {port: slot for port, slot in slots.items() if any(path.is_file() for path in slot.path.rglob("*"))}
-    for port, slot in slots.items():
-        if port not in filled and planned.manifest.outputs[port].required:
+    for port in slots.keys() - filled.keys():
+        if planned.manifest.outputs[port].required:
             work.reject()
-            raise StepFailedError(
-                f"step '{planned.step_id}' left its output '{port}' empty",
-                where=str(slot.path),
-                expected=f"a {slot.type}",
-                found="no file",
-            )
+            what, slot = f"step '{planned.step_id}' left its output '{port}' empty", slots[port]
+            raise StepFailedError(what, where=str(slot.path), expected=f"a {slot.type}", found="no file")
     for port, slot in filled.items():
         producer = Producer(planned.step_id, port, run_id, planned.manifest.step.version, key, planned.config_name)
         try:
@@ -148,12 +159,9 @@ def stage_outputs(
                 )
         except (ArtifactError, DataError) as error:
             work.reject()
-            raise StepFailedError(
-                f"step '{planned.step_id}' left an output '{port}' that is not a valid {slot.type}: {error.what}",
-                where=error.where,
-                expected=error.expected,
-                found=error.found,
-            ) from error
+            what = f"step '{planned.step_id}' left an output '{port}' that is not a valid {slot.type}: {error.what}"
+            details = {"where": error.where, "expected": error.expected, "found": error.found}
+            raise StepFailedError(what, **details) from error
     return staged
 
 
@@ -177,18 +185,16 @@ def open_input(
     """The artifact a user supplied for a port, verified: a path, used in place, a name or digest of the home, or a
     model of the hub, which is None without `fetch` if it is not on this machine."""
     consumes = planned.manifest.inputs[port]
-    where = f"{planned.key}.{port}"
-    path = Path(source.ref).expanduser()
+    where, path = f"{planned.key}.{port}", Path(source.ref).expanduser()
     supertypes = types.ancestors(source.type) if types is not None and source.type is not None else ()
     if path.exists():
         return store.open(store.reference(path, type_name=source.type, supertypes=supertypes))
     try:
         return store.open(source.ref)
     except (UnknownNameError, ArtifactError) as error:
-        named_here = isinstance(error, ArtifactError) and "is not an artifact reference" not in error.what
-        if named_here or not _MODEL_NAME.fullmatch(source.ref) or not consumes.type.startswith("checkpoint"):
-            if named_here:
-                raise
+        if isinstance(error, ArtifactError) and "is not an artifact reference" not in error.what:
+            raise
+        if not _MODEL_NAME.fullmatch(source.ref) or not consumes.type.startswith("checkpoint"):
             raise ArtifactError(
                 f"input '{port}' is neither a path nor an artifact of this home",
                 where=where,
@@ -196,20 +202,31 @@ def open_input(
                 found=source.ref,
                 hints=(f"--input {port}=PATH", "steps artifacts list", *error.hints[:1]),
             ) from error
-    folder = _hub_folder(source.ref, where, port, fetch=fetch)
-    if folder is None:
-        return None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+    try:
+        with waiting(f"the hub to send {source.ref}"):
+            folder = Path(snapshot_download(source.ref, allow_patterns=patterns, local_files_only=not fetch))
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
+        if not fetch:
+            return None
+        raise ArtifactError(
+            f"model '{source.ref}' could not be fetched from the model hub",
+            where=where,
+            expected="a model folder, an artifact of this home, or a hub name that can be reached from here",
+            found=f"{type(error).__name__}: {first_line(error)}",
+            hints=(f"--input {port}=PATH_TO_MODEL_FOLDER",),
+        ) from error
     name = default_name(Path(source.ref))
     return store.open(store.reference(folder, type_name=source.type, supertypes=supertypes, name=name))
 
 
 def bound_values(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str, str]:
-    """Dotted config key → path, for every binding that an input fills.
-
-    A binding to `train.jsonl` or another split takes whatever the artifact calls that split, one to `A.jsonl|B.jsonl`
-    the first that it has. An absent split other than `train`, or a path whose binding ends in "?", leaves its key as
-    it is. An overridden key other than a port's first stays as the user set it.
-    """
+    """Dotted config key → path, for every binding that an input fills: a split under whatever name the artifact has it,
+    of `A.jsonl|B.jsonl` the first. A split other than `train` may be absent, and a path whose binding ends in "?". An
+    overridden key other than a port's first stays as the user set it."""
     filled: dict[str, str] = {}
     overridden = {override.partition("=")[0].lstrip("+") for override in planned.overrides}
     for port, artifact in inputs.items():
@@ -238,49 +255,27 @@ def bound_values(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[s
     return filled
 
 
-def filled_config(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str, Any]:
-    """The step's config values with every bound key set to its artifact's path."""
-    values: dict[str, Any] = copy.deepcopy(dict(planned.config))
-    for key, path in bound_values(planned, inputs).items():
-        *parents, last = key.split(".")
-        node = values
-        for part in parents:
-            if not isinstance(node.get(part), dict):
-                node[part] = {}
-            node = node[part]
-        node[last] = path
-    return values
-
-
 def check_inputs(planned: PlannedStep, inputs: Mapping[str, Artifact], types: TypeGraph) -> None:
     """Check what could not be checked before the artifacts were there."""
     for consumes in planned.manifest.consumes:
-        artifact = inputs.get(consumes.name)
+        name, artifact = consumes.name, inputs.get(consumes.name)
+        where = f"{planned.key}.{name}" + (f" = {artifact.ref}" if artifact is not None else "")
         if artifact is None:
             if consumes.required:
-                raise ArtifactError(
-                    f"input '{consumes.name}' is missing",
-                    where=f"{planned.key}.{consumes.name}",
-                    expected=f"an artifact of type {consumes.type}",
-                    hints=(f"--input {consumes.name}=PATH",),
-                )
+                expected, hints = f"an artifact of type {consumes.type}", (f"--input {name}=PATH",)
+                raise ArtifactError(f"input '{name}' is missing", where=where, expected=expected, hints=hints)
             continue
         if artifact.type != consumes.type and not types.is_a(artifact.type, consumes.type):
-            raise ArtifactError(
-                f"input '{consumes.name}' is of the wrong type",
-                where=f"{planned.key}.{consumes.name} = {artifact.ref}",
-                expected=consumes.type,
-                found=artifact.type,
-                hints=(f"steps list --produces {consumes.type}",),
-            )
-        for name, wanted in consumes.attributes.items():
+            what, hints = f"input '{name}' is of the wrong type", (f"steps list --produces {consumes.type}",)
+            raise ArtifactError(what, where=where, expected=consumes.type, found=artifact.type, hints=hints)
+        for attribute, wanted in consumes.attributes.items():
             accepted = wanted if isinstance(wanted, list | tuple) else [wanted]
-            found = artifact.attributes.get(name)
+            found = artifact.attributes.get(attribute)
             if found not in accepted:
                 raise ArtifactError(
-                    f"input '{consumes.name}' has the wrong {name}",
-                    where=f"{planned.key}.{consumes.name} = {artifact.ref}",
-                    expected=" or ".join(str(each) for each in accepted),
+                    f"input '{name}' has the wrong {attribute}",
+                    where=where,
+                    expected=" or ".join(map(str, accepted)),
                     found="not recorded" if found is None else str(found),
                     hints=(f"steps artifacts show {artifact.ref}",),
                 )
@@ -290,55 +285,114 @@ def check_inputs(planned: PlannedStep, inputs: Mapping[str, Artifact], types: Ty
             for port, attribute in constraint.terms
             if port in inputs and attribute in inputs[port].attributes
         }
-        first = next(iter(values.items()), None)
         for term, value in values.items():
-            if first is not None and value != first[1]:
+            first, same = next(iter(values.items()))
+            if value != same:
                 raise ArtifactError(
-                    constraint.description or f"{first[0]} and {term} must be the same",
+                    constraint.description or f"{first} and {term} must be the same",
                     where=f"{planned.key}: {', '.join(f'{p} = {a.ref}' for p, a in inputs.items())}",
-                    expected=f"{term} = {first[1]} (as {first[0]})",
+                    expected=f"{term} = {same} (as {first})",
                     found=f"{term} = {value}",
                 )
 
 
 def name_users_files(error: StepsError, inputs: Iterable[Artifact]) -> StepsError:
     """The error with the user's own files named where it names copies of them in the home, if they still are alike."""
-    theirs: dict[str, str] = {}
     texts = [text for text in (error.what, error.where, error.expected, error.found, *error.hints) if text]
     for artifact in inputs:
         if not artifact.source or Path(artifact.source) == artifact.path:
             continue
         for record in artifact.files:
-            copy = str(artifact.path / record.path)
-            source = Path(artifact.source)
+            copy, source = str(artifact.path / record.path), Path(artifact.source)
             own = source if source.is_file() else source / record.path
-            if any(copy in text for text in texts) and own.is_file() and sha256_file(own) == record.sha256:
-                theirs[copy] = str(own)
-
-    for there, here in theirs.items():
-        error.what = error.what.replace(there, here)
-        error.where, error.expected, error.found = (
-            text and text.replace(there, here) for text in (error.where, error.expected, error.found)
-        )
-        error.hints = tuple(hint.replace(there, here) for hint in error.hints)
+            if not any(copy in text for text in texts) or not own.is_file() or sha256_file(own) != record.sha256:
+                continue
+            for name in ("what", "where", "expected", "found"):
+                text = getattr(error, name)
+                setattr(error, name, text and text.replace(copy, str(own)))
+            error.hints = tuple(hint.replace(copy, str(own)) for hint in error.hints)
     return error
 
 
-def _hub_folder(name: str, where: str, port: str, *, fetch: bool) -> Path | None:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+ENGINE = "pip install 'nemotron-steps[engine]'"
+"""What brings the packages that train and generate."""
+ENGINE_PACKAGES = frozenset(
+    {"reasoning_gym", "math_verify", "psutil"}
+    | {"torch", "megatron", "transformers", "tokenizers", "safetensors", "numpy"}
+)
+_ALMOST_NOTHING = 1 << 20
+"""With less than this many bytes free, a failure of a writing library is taken for a full disk."""
 
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+
+def imported(reference: str, planned: PlannedStep) -> Any:
+    """The function that a manifest names as `module:name`. UnsupportedError if it cannot be imported."""
     try:
-        with waiting(f"the hub to send {name}"):
-            return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not fetch))
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
-        if not fetch:
-            return None
-        raise ArtifactError(
-            f"model '{name}' could not be fetched from the model hub",
-            where=where,
-            expected="a model folder, an artifact of this home, or a hub name that can be reached from here",
-            found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no answer'}",
-            hints=(f"--input {port}=PATH_TO_MODEL_FOLDER",),
+        return load_object(reference)
+    except ImportError as error:
+        raise UnsupportedError(
+            f"step '{planned.step_id}' cannot be imported: {error}",
+            where=getattr(error, "line", None) or planned.manifest.where("step", "entry"),
+            found=reference,
+            hints=(ENGINE, "steps doctor") if _of_engine(error) else ("steps doctor",),
         ) from error
+    except AttributeError as error:
+        raise UnsupportedError(
+            f"step '{planned.step_id}' names a function that does not exist",
+            where=planned.manifest.where("step", "entry"),
+            expected="a function '{2}' in {0}".format(*reference.partition(":")),
+            found=reference,
+        ) from error
+
+
+def _of_engine(error: BaseException) -> bool:
+    """Whether an import failed because the engine's packages are not installed."""
+    missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
+    return isinstance(missing, ModuleNotFoundError) and (missing.name or "").partition(".")[0] in ENGINE_PACKAGES
+
+
+def validated_config(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> Any:
+    """The step's config model with input paths filled in; plain values for a step without a schema."""
+    values: dict[str, Any] = copy.deepcopy(dict(planned.config))
+    for key, path in bound_values(planned, inputs).items():
+        *parents, last = key.split(".")
+        node = values
+        for part in parents:
+            if not isinstance(node.get(part), dict):
+                node[part] = {}
+            node = node[part]
+        node[last] = path
+    reference = planned.manifest.step.config_schema
+    if reference is None:
+        return values
+    from nemotron_steps.config.compose import ComposedConfig
+    from nemotron_steps.config.validation import load_schema, validate
+
+    return validate(ComposedConfig(planned.step_id, values), load_schema(reference))
+
+
+def as_steps_error(error: Exception, planned: PlannedStep, work: Path, run_id: str) -> StepsError:
+    """What a step raised, as an error of this package."""
+    if isinstance(error, StepsError) and not isinstance(error, StorageError):
+        return of_run(error, run_id)
+    if _of_engine(error):
+        return UnsupportedError(
+            f"step '{planned.step_id}' needs a package of the engine: {error}",
+            where=planned.manifest.where("step", "entry"),
+            hints=(ENGINE,),
+        )
+    storage = as_storage_error(error, work)
+    if storage is not None:
+        return storage
+    if (free := free_bytes(work)) < _ALMOST_NOTHING:
+        hint = "free some space and run the same command again: committed artifacts and checkpoints are kept"
+        what = f"the step failed while the disk is full: {error}"
+        return StorageError(what, where=str(work), found=f"{free} bytes free", hints=(hint,))
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place is not None else None
+    return StepFailedError(
+        f"step '{planned.step_id}' failed: {type(error).__name__}: {error}",
+        where=where,
+        hints=(f"steps logs {run_id}   # has the traceback",),
+    )

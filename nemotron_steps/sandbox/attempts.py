@@ -69,10 +69,7 @@ def system_call(number: int, *arguments: int) -> int:
 
 
 def every_refused_call(machine: str, allowed: list[int], names: dict[str, str], answers: dict[str, int]) -> None:
-    """Every call that is not on the list, with arguments that are wrong for any.
-
-    `answers` are the errors, by number, with which the filter refuses some calls. The kernel has others for them.
-    """
+    """Every call that is not on the list. `answers`: the filter's own errors, by number."""
     for number in sorted(set(range(HIGHEST_CALL)) - set(allowed) - KILLS_ITS_CALLER[machine]):
         error = system_call(number)
         refused = error == answers.get(str(number)) or error in REFUSALS

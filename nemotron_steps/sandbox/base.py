@@ -75,6 +75,8 @@ class Sandbox(ABC):
     def __init__(self, max_concurrency: int | None = None) -> None:
         self.slots = asyncio.Semaphore(max_concurrency or os.cpu_count() or 1)
         """Held while a program runs."""
+        self.python = sys.executable
+        """The interpreter inside the sandbox."""
         self._started = False
         self._start_lock = asyncio.Lock()
 
@@ -120,11 +122,6 @@ class Sandbox(ABC):
             return SandboxResult(Outcome.FILES_LIMIT, None, "", "", 0.0)
         async with self.slots:
             return await self.execute(list(argv), encoded(stdin), laid, limits)
-
-    @property
-    def python(self) -> str:
-        """The interpreter inside the sandbox."""
-        return sys.executable
 
     @abstractmethod
     async def execute(self, argv: list[str], stdin: bytes, files: Mapping[str, bytes], limits: Limits) -> SandboxResult:

@@ -1,9 +1,6 @@
 """The default sandbox: bubblewrap with its own namespaces, on a host of which only the system folders and the Python
-installation can be seen, read-only. What it promises: docs/sandbox.md.
-
-What goes wrong before the program begins is told on a channel that the program does not have: bubblewrap and a launcher
-write to it, the launcher closes it and turns into the program.
-"""
+installation can be seen, read-only (docs/sandbox.md). A launcher inside tells on a channel, which the program does not
+have, that it was reached."""
 
 import fcntl
 import itertools
@@ -29,7 +26,9 @@ SYSTEM_FILES = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/et
 DEVICES = ("null", "full", "random", "urandom")
 """Not zero: shared mappings of it are memory that nobody counts."""
 HIDDEN = ("keys", "key-users", "kcore", "kallsyms", "kmsg", "kpagecount", "kpageflags", "sched_debug", "timer_list")
-"""Files of /proc that tell of the host."""
+
+ONES = dict.fromkeys(("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""One thread each: thread pools would eat the process limit and the address space."""
 
 _NAMESPACES = (
     "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0   # as root, where the host forbids user namespaces",
@@ -56,7 +55,6 @@ class Descriptors:
     channel: int
     seccomp: int
     files: Mapping[str, int]
-    """Path in the working folder → content."""
 
 
 class BubblewrapSandbox(Sandbox):
@@ -73,7 +71,6 @@ class BubblewrapSandbox(Sandbox):
             if shutil.which(program) is None:
                 raise UnsupportedError(
                     f"running model-written code needs `{program}`, which is not installed",
-                    expected=f"the {package} package",
                     found=f"no `{program}` on PATH",
                     hints=(f"apt-get install -y {package}",),
                 )
@@ -92,8 +89,7 @@ class BubblewrapSandbox(Sandbox):
         kept_open: Sequence[int] = (),
         rest: Rest | None = None,
     ) -> SandboxResult:
-        """execute, for a program that is also given descriptors of this process, under the same numbers, and may
-        `rest`."""
+        """execute, for a program that also gets descriptors of this process, under the same numbers, and may `rest`."""
         with ExitStack() as stack:
             status, descriptors = stack.enter_context(self._open(files))
             group = stack.enter_context(MemoryGroup.try_to_make(limits.memory_bytes))
@@ -109,7 +105,6 @@ class BubblewrapSandbox(Sandbox):
             if not ended.ready and ended.outcome is not Outcome.MEMORY_LIMIT:
                 raise SandboxError(
                     "the sandbox could not be set up",
-                    expected="bubblewrap and the launcher reach the program",
                     found=f"{ended.outcome.value}, exit code {ended.exit_code}: {ended.stderr[:500]}",
                     hints=() if os.geteuid() == 0 else _NAMESPACES,
                 )
@@ -119,7 +114,6 @@ class BubblewrapSandbox(Sandbox):
 
     @contextmanager
     def _open(self, files: Mapping[str, bytes]) -> Iterator[tuple[int, Descriptors]]:
-        """The channel's reading end, and what bubblewrap is given."""
         with ExitStack() as stack:
 
             def held(descriptor: int) -> int:
@@ -173,7 +167,9 @@ class BubblewrapSandbox(Sandbox):
             command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"]
         else:
             command += ["--unshare-all", "--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534"]
-        for name, value in _environment().items():
+        folders = [os.path.dirname(sys.executable), "/usr/local/bin", "/usr/bin", "/bin"]
+        variables = {"PATH": os.pathsep.join(folders), "HOME": WORK, "TMPDIR": WORK, "LANG": "C.UTF-8"}
+        for name, value in (variables | ONES).items():
             command += ["--setenv", name, value]
         for folder in SYSTEM_FOLDERS:
             if os.path.islink(folder):
@@ -210,14 +206,5 @@ class BubblewrapSandbox(Sandbox):
         return [*command, "--remount-ro", "/", "--chdir", WORK]
 
 
-def _environment() -> dict[str, str]:
-    folders = [os.path.dirname(sys.executable), "/usr/local/bin", "/usr/bin", "/bin"]
-    # One thread each: thread pools would eat the process limit and the address space.
-    ones = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    home = {"PATH": os.pathsep.join(folders), "HOME": WORK, "TMPDIR": WORK, "LANG": "C.UTF-8"}
-    return home | dict.fromkeys(ones, "1")
-
-
 def _parents(paths: Iterable[str], *, but: tuple[str, ...]) -> list[str]:
-    """Every folder above the paths, outermost first."""
     return sorted({str(parent) for path in paths for parent in PurePosixPath(path).parents} - set(but))

@@ -1,7 +1,7 @@
 """The program at the other end of a session: it runs commands one after the other, as it is told on a channel.
 
-It is text, run with `python -c` inside the sandbox, and so uses the standard library alone. One JSON object a line
-each way:
+It is text, run with `python -c` inside the sandbox, and so uses the standard library of Python 3.6 alone. One JSON
+object a line each way:
 
     {"argv", "cwd", "stdin", "wall_s", "output_bytes"}      ->  {"outcome", "code", "out", "err", "wall_s"}
     {"files": {path: text}}                                 ->  the same; code 0 if all were written
@@ -144,8 +144,8 @@ def run(job):
             selector.unregister(child.stdin)
             child.stdin.close()
         # What has left its group may hold them still, and write; it has the command's time and no more.
-        while unread and not given_up and (wait := until - time.monotonic()) > 0:
-            serve(wait)
+        while unread and not given_up and time.monotonic() < until:
+            serve(until - time.monotonic())
         for stream in [*unread]:
             take(stream, 1 << 20)  # all that a pipe holds
     for stream in kept:
@@ -166,7 +166,7 @@ def write(files):
     return {"outcome": "exited", "code": 0, "out": "", "err": ""}
 
 
-while job := line():
+for job in iter(line, None):
     begun = time.monotonic()
     job = json.loads(job)
     answer = write(job["files"]) if "files" in job else run(job)

@@ -1,12 +1,5 @@
-"""Docker, Podman and Apptainer, through their command lines: for programs that need an image.
-
-ContainerSandbox runs one program in a fresh container. It has no network, no capabilities, no way to gain privileges
-and no more system calls than `seccomp.container_profile` lists; memory and processes are bounded by the engine's
-cgroup. container_session.py keeps a container over many commands, with the same isolation.
-
-The program's clock runs inside the container, as its first process: it starts with the program, however long the
-engine took, and ends it where this process was killed.
-"""
+"""Docker, Podman and Apptainer, through their command lines: for programs that need an image. A program's clock is the
+first process of its container: it starts with the program, and ends it where this process was killed."""
 
 import json
 import resource
@@ -42,17 +35,12 @@ _HINTS: dict[str, str] = {
 }
 _LAUNCH = f'cp -r {INPUTS}/. . && exec "$@"'
 KILLED_BY_CLOCK = frozenset({124, 137})
-"""Exit codes of `timeout`."""
 _NO_ANSWER = frozenset({125, 126, 127, 137})
 """Exit codes that the engine gives for failures of its own, or of the kernel's memory killer, and any program can."""
 
 
 class ContainerSandbox(Sandbox):
-    """One fresh container a run, of an image name, or a .sif path or URL for apptainer. `python`: the interpreter
-    inside.
-
-    The image needs /bin/sh, cp, timeout and, for `code`, a Python.
-    """
+    """A fresh container a run. The image needs /bin/sh, cp, timeout and, for `code`, a Python (`python`)."""
 
     def __init__(
         self, engine: Engine, image: str, *, python: str = "python3", max_concurrency: int | None = None
@@ -60,12 +48,7 @@ class ContainerSandbox(Sandbox):
         super().__init__(max_concurrency)
         self.engine = engine
         self.image = image
-        self._python = python
-
-    @property
-    def python(self) -> str:
-        """See Sandbox.python."""
-        return self._python
+        self.python = python
 
     async def probe(self) -> None:
         """See Sandbox.probe. The image's own files are the program's to read; the host's are not."""
@@ -148,7 +131,6 @@ async def check_engine(engine: str) -> None:
     if shutil.which(engine) is None:
         raise UnsupportedError(
             f"running in a container image needs `{engine}`, which is not installed",
-            expected=f"`{engine}` on PATH",
             hints=(_HINTS[engine],),
         )
     arguments = ["version"] if engine == "apptainer" else ["info"]
@@ -156,15 +138,13 @@ async def check_engine(engine: str) -> None:
     if not result.ok:
         raise UnsupportedError(
             f"`{engine}` is installed but does not work here",
-            expected=f"`{engine} {arguments[0]}` succeeds",
             found=(result.stderr or result.stdout)[-300:],
             hints=(_HINTS[engine],),
         )
 
 
 def isolation(engine: str, limits: Limits, profile: str) -> list[str]:
-    """Arguments of Docker's and Podman's `run` that bound and close off a container. `profile`: a file of system
-    calls."""
+    """Arguments of Docker's and Podman's `run` that bound and close off a container. `profile`: a file of calls."""
     memory = str(limits.memory_bytes)
     docker_files = ["--ulimit", f"nofile={limits.open_files}"]
     return [
@@ -184,9 +164,8 @@ def podman_ulimits(*, nofile: int = 1_048_576) -> list[str]:
     """Arguments of `podman run`: as many files as given and processes as there may be, never above this process's own
     hard limits.
 
-    What Podman takes by itself as root may be more than this process may grant (root without CAP_SYS_RESOURCE, as in
-    many containers), and then no container starts. nproc counts all processes of a user on the machine, so it bounds no
-    single container: `--pids-limit` does."""
+    What Podman takes by itself as root may be more than this process may grant, and then no container starts. nproc
+    counts all processes of a user on the machine: `--pids-limit` bounds the container."""
     limits = {
         "nofile": (resource.RLIMIT_NOFILE, nofile),
         "nproc": (resource.RLIMIT_NPROC, int(Path("/proc/sys/kernel/pid_max").read_text())),

@@ -1,9 +1,5 @@
 """The memory that the programs of one sandbox hold: bounded by a cgroup (version 2) where this process may make one,
-counted where it may not, as in most containers and jobs (docs/sandbox.md says what counts).
-
-A group is made beside this process's own, so that whatever bounds that one's parent (a job's limits) bounds the sandbox
-as well, and memory control is on there already.
-"""
+counted where it may not, as in most containers and jobs (docs/sandbox.md says what counts)."""
 
 from __future__ import annotations
 
@@ -19,7 +15,6 @@ INODE_BYTES = 1024
 SOCKET_BYTES = 208 * 1024
 """Default bound of what waits in one socket (net.core.wmem_default)."""
 STACK_BYTES = 16 * 1024
-"""Of a thread, in the kernel."""
 
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
@@ -30,10 +25,7 @@ Fields = Mapping[str, int]
 
 
 class TreeMemory:
-    """The processes of a sandbox, seen from the host through the sandbox's own /proc.
-
-    FileNotFoundError and ProcessLookupError where it is over, PermissionError where the host does not let this be read.
-    """
+    """The processes of a sandbox, seen through its own /proc. FileNotFoundError, ProcessLookupError: it is over."""
 
     def __init__(self, pid: int, folders: tuple[str, ...]) -> None:
         with ExitStack() as stack:
@@ -48,10 +40,7 @@ class TreeMemory:
             self._close = stack.pop_all().close
 
     def held(self, limit: int) -> int:
-        """Bytes held now; exact only where that decides whether `limit` is passed.
-
-        What processes share after a fork counts once for each in the quick sum. The exact one walks page tables.
-        """
+        """Bytes held; exact, page tables walked, only where the quick sum, which counts forks twice, passes `limit`."""
         stats = [os.fstatvfs(folder) for folder in self._folders]
         shared = sum(s.f_frsize * (s.f_blocks - s.f_bfree) + INODE_BYTES * (s.f_files - s.f_ffree) for s in stats)
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -83,7 +72,6 @@ class TreeMemory:
                     yield name, self._fields(f"{name}/status")
 
     def _fields(self, path: str) -> Fields:
-        """The last number of each `Name: ... number [kB]` line."""
         descriptor = os.open(path, os.O_RDONLY, dir_fd=self._proc)
         try:
             text = os.read(descriptor, 65536).decode(errors="replace")

@@ -1,10 +1,5 @@
 """The start-up probe: a hostile program (`attempts.py`) that tries to get out, and a host that knows what it must not
-have reached.
-
-Canaries make it honest: a listener on the host's loopback, files in the temporary, working and home folder, a variable
-in the environment and this process must all be out of reach, and none of its children may be left. It fails closed:
-what was reached, what could not be tried and a report that is not there all refuse.
-"""
+have reached. It fails closed: what was reached, what could not be tried and a report that is not there all refuse."""
 
 import asyncio
 import json
@@ -33,23 +28,20 @@ HOST_PATHS = ("/etc/shadow", "/etc/passwd", "/etc/ssh", "/root/.ssh", "/home", "
 """Host paths that a sandbox without an image of its own must not show at all."""
 
 SMALL = Limits(wall_s=30.0, memory_bytes=256 * MIB, processes=24, scratch_bytes=4 * MIB, output_bytes=MIB // 4)
-"""Limits the attempts run under."""
 
 
 async def probe(
     sandbox: Sandbox, *, host_paths: tuple[str, ...] = (), hidden_memory: bool = True, limits: Limits = SMALL
 ) -> None:
-    """Run the attempts in `sandbox`; SandboxError naming everything that got through, or that they could not be made.
-
-    `host_paths`: what must not even exist inside. `hidden_memory`: also try memory that only a cgroup counts.
-    """
+    """Run the attempts; SandboxError naming what got through. `host_paths` must not exist inside."""
     machine, secret = architecture(), secrets.token_hex(16)
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         abstract = stack.enter_context(socket.socket(socket.AF_UNIX))
         abstract.bind("\0" + secret)
         abstract.listen()
-        files = [_canary_file(stack, folder) for folder in _canary_folders()]
+        folders = (Path(tempfile.gettempdir()), Path.cwd(), Path.home())
+        files = [_canary_file(stack, folder) for folder in folders if os.access(folder, os.W_OK)]
         os.environ["SANDBOX_PROBE_CANARY"] = secret
         stack.callback(os.environ.pop, "SANDBOX_PROBE_CANARY", None)
         known = calls(machine, NETWORK, ATTRIBUTES, SHARING, DANGEROUS)
@@ -109,15 +101,9 @@ def _reached(result: SandboxResult, secret: str) -> dict[str, str]:
     if report.get("secret") != secret:
         raise SandboxError(
             "the sandbox's start-up probe did not run to its end",
-            expected="exit code 0 and a report",
             found=f"{result.outcome.value}, exit code {result.exit_code}: {(result.stderr or result.stdout)[-400:]}",
         )
     return {name: how for name, how in report["results"].items() if how is not None}
-
-
-def _canary_folders() -> list[Path]:
-    folders = (Path(tempfile.gettempdir()), Path.cwd(), Path.home())
-    return [folder for folder in folders if os.access(folder, os.W_OK)]
 
 
 def _canary_file(stack: ExitStack, folder: Path) -> str:

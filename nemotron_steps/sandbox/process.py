@@ -1,9 +1,6 @@
-"""Run a host process to its end under a wall clock, an output cap and a memory watch, and leave nothing behind. Used by
-every backend for the outermost program (bwrap, docker, ...); not a sandbox by itself.
-
-Each run has a thread of its own: a busy event loop delays neither the clock nor the memory watch, and a process that
-asks the kernel to be killed with its parent is tied to the thread that started it.
-"""
+"""Run a host process to its end under a wall clock, an output cap and a memory watch, and leave nothing behind; not a
+sandbox by itself. Each run has a thread of its own: a busy event loop delays neither the clock nor the memory watch,
+and a process that the kernel kills with its parent is tied to the thread that started it."""
 
 import asyncio
 import json
@@ -38,10 +35,7 @@ RESTING_WATCH_S = 1.0
 
 
 class Rest:
-    """Whether a run that stays has anything to do; its memory is looked at seldom while it has not.
-
-    Hundreds of sandboxes wait for their policies at once. Each look takes the interpreter's lock a dozen times.
-    """
+    """Whether a run that stays has nothing to do: of hundreds that wait for policies memory is looked at seldom."""
 
     def __init__(self) -> None:
         self.resting = False
@@ -73,9 +67,7 @@ class Watch:
     memory_bytes: int | None
     """Bound of the tree's memory, None where the kernel keeps it."""
     folders: tuple[str, ...]
-    """Those in memory that count."""
     rest: Rest | None = None
-    """Of a run that stays."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +76,9 @@ class Ended:
 
     outcome: Outcome
     exit_code: int
-    """Of the host process; negative: killed by that signal."""
     stdout: str
     stderr: str
     wall_s: float
-    """Since it was ready."""
     ready: bool
     """Whether the program was reached. Without a Watch it is not known, and True."""
 
@@ -117,8 +107,7 @@ async def run_process(
     pass_fds: Sequence[int] = (),
     watch: Watch | None = None,
 ) -> Ended:
-    """Run argv in its own session; whatever ends it, its process group is killed. `wall_s` counts from when it is
-    ready."""
+    """Run argv in its own session, whose processes are killed at the end. `wall_s` counts from when it is ready."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Ended] = loop.create_future()
     stop = os.eventfd(0)
@@ -168,8 +157,7 @@ async def run_process(
 
 
 async def gone(process: asyncio.subprocess.Process) -> int:
-    """Wait until a process has ended. asyncio's own wait is also for its pipes, which what it has started may hold
-    open."""
+    """Wait until a process has ended. asyncio's own wait is also for its pipes, which others may hold open."""
     if process.returncode is not None:
         return process.returncode  # its number may be another's by now
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
@@ -343,7 +331,6 @@ class _Run:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill it with its group and reap it. A second time does nothing."""
     if process.returncode is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -1,22 +1,10 @@
 """The system calls that a sandboxed program may make, as a seccomp filter: an allow list. Everything else fails with
-ENOSYS, as if the kernel had never had it, so that a libc that tries it goes on.
+ENOSYS, as if the kernel had never had it, so that a libc that tries it goes on (to clone from clone3, whose flags no
+filter can see).
 
-`filter_program` gives the classic BPF program that bubblewrap loads (`--seccomp FD`), `container_profile` the list as
-the JSON that container engines take. What the rules by argument close:
-
-| call | refused | because |
-|---|---|---|
-| clone | new namespaces | they bring mounts, tmpfs and more kernel to attack. clone3 has its flags in memory, where a filter cannot look: refused altogether, libc falls back to clone |
-| mmap | shared anonymous and huge pages | memory that is held without being in a resident set |
-| socketpair | all but AF_UNIX | other families are more kernel to attack, and some reach the host (vsock) |
-| ioctl, prctl, fcntl | all but what libc and Python ask for | terminals, devices, larger pipes |
-| setrlimit, prlimit64 | the core limit | bubblewrap.py sets it to 1, the one value at which no dump goes to a pipe |
-
-Calls are in groups, each `name x86-64 aarch64`, `-` where an architecture has no such call. Source: Linux's uapi headers
-(arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h), with which the tests compare them.
-
-References: Documentation/userspace-api/seccomp_filter.rst, include/uapi/linux/{seccomp,filter,audit}.h.
-"""  # noqa: E501
+Calls are in groups, each `name x86-64 aarch64`, `-` where an architecture has no such call. Source: Linux's uapi
+headers (arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h), which the tests read.
+"""
 
 import errno
 import platform
@@ -175,8 +163,7 @@ def allowed(machine: str) -> dict[str, int]:
 
 
 def filter_program(machine: str, *, also: Sequence[str] = ()) -> bytes:
-    """The filter as an array of struct sock_filter. `also`: further calls to allow whatever their arguments, "*" for
-    all: how tests show that the probe finds them."""
+    """The filter as an array of struct sock_filter. `also`: calls that tests allow to see the probe find them."""
     code: list[Instruction] = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, AUDIT_ARCH[machine]), _fail(errno.ENOSYS)]
     code.append((_LOAD, 0, 0, _NR))
     if machine == "x86_64":
@@ -205,7 +192,6 @@ def _refusals_by_name(machine: str) -> dict[str, int]:
 
 
 def _rules() -> dict[str, list[Instruction]]:
-    """What to do on calls that are judged by their arguments."""
     return {
         "mmap": [
             _argument(3),
@@ -256,9 +242,8 @@ def _fail(error: int) -> Instruction:
 def container_profile(*, session: bool) -> dict[str, Any]:
     """The list for Docker, Podman and Apptainer (the OCI runtime's seccomp object, in Docker's JSON).
 
-    Memory is the engine's cgroup's business, so what only hides memory is allowed. Every known call is named with its
-    answer: Docker before 23 takes no default but EPERM, and with that for clone3 libc starts no thread. In a session a
-    repository's own tests talk over sockets of their own network and share memory; one program does not."""
+    Every known call is named with its answer: Docker before 23 takes no default but EPERM, and with that for clone3
+    libc starts no thread. In a session a repository's own tests talk over sockets and share memory."""
     machines = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
     groups = (HARMLESS, NETWORK, SHARING, ATTRIBUTES) if session else (HARMLESS,)
     names = {name for machine in machines for name in calls(machine, *groups)} - {"socket"}

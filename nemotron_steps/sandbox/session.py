@@ -1,22 +1,19 @@
-"""Sandbox sessions: a sandbox that stays, in which commands see each other's changes to the files.
-
-    async with BubblewrapSession(sandbox) as session:
-        await session.write({"/scratch/repo/a.py": "x = 1\\n"})
-        result = await session.run(["python3", "a.py"], cwd="/scratch/repo")
-
-A command that fails, loops or floods is a result, and the session goes on. One that is over says so to every later
-command. Sessions of images are in container_session.py.
-"""
+"""Sandbox sessions: a sandbox that stays, in which commands see each other's changes to the files. A command that
+fails, loops or floods is a result, and the session goes on; one that is over says so to every later command."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import secrets
+import signal
 import socket
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -24,18 +21,21 @@ from nemotron_steps.errors import SandboxError
 from nemotron_steps.sandbox.base import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.bubblewrap import WORK, BubblewrapSandbox
 from nemotron_steps.sandbox.command_server import COMMAND_SERVER
-from nemotron_steps.sandbox.process import Rest
+from nemotron_steps.sandbox.containers import ENGINE_TIMEOUT_S, Engine, check_engine, isolation, remove
+from nemotron_steps.sandbox.process import Rest, gone, let_go
+from nemotron_steps.sandbox.seccomp import container_profile
 
 GRACE_S = 10.0
 """For the server to answer once a command's time is over. Later than that, it has been stopped."""
 WRITING_S = 60.0
 LINE_BYTES = 256 << 20
-"""Of an answer: more than any output limit, escaped."""
+LAST_WORDS_S = 1.0
+STDERR_BYTES = 4096
+KILLED = 137
 
 
 class SessionOverError(Exception):
-    """The session takes no further command. `outcome`: TIMEOUT or MEMORY_LIMIT of the session as a whole; EXITED where
-    what ran in it has ended it."""
+    """The session takes no further command. EXITED: what ran in it has ended it."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(f"the sandbox session is over: {outcome.value}")
@@ -149,9 +149,7 @@ class ServedSession(ABC):
 
 
 class BubblewrapSession(ServedSession):
-    """One set of namespaces and one folder in memory over many commands, with the bounds of one run (bubblewrap.py).
-
-    As many commands run at once, in all sessions of a sandbox, as it has slots."""
+    """One set of namespaces and one folder in memory over many commands, with the bounds of one run."""
 
     def __init__(
         self, sandbox: BubblewrapSandbox, *, limits: Limits | None = None, command_s: float | None = None
@@ -192,3 +190,108 @@ class BubblewrapSession(ServedSession):
         # The server has killed whatever the command left running. Whoever is cancelled does not know that.
         self._rest.begin()
         return result
+
+
+class ContainerSession(ServedSession):
+    """A container of an image (for Apptainer a .sif path or a URL) that stays: one program of the engine's over many
+    commands, its server on the program's own input and output.
+
+    The server is the container's first process, of the image's own user like its commands: nothing in the container can
+    kill it, and it ends, and with it the container, when its input does, be this process killed. The image needs a
+    Python (`python3`) for it. The probe of the sandbox is not passed: a repository's tests are freer."""
+
+    _clock: asyncio.Timeout
+    """Of the engine's own start, then of the session's time."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        image: str,
+        slots: asyncio.Semaphore,
+        *,
+        limits: Limits | None = None,
+        command_s: float | None = None,
+    ) -> None:
+        # Where the image works; Apptainer would work where this process does.
+        super().__init__(limits or Limits(), slots, "/" if engine == "apptainer" else ".", command_s)
+        self.engine = engine
+        self.image = image
+        self.name = f"steps-session-{secrets.token_hex(8)}"
+
+    def arguments(self, profile: str) -> list[str]:
+        """The full command line."""
+        limits = self.limits
+        server = ("-I", "-c", COMMAND_SERVER, "0", "1")
+        if self.engine != "apptainer":
+            return [
+                *(self.engine, "run", "--rm", "--interactive", "--name", self.name),
+                *isolation(self.engine, limits, profile),
+                *("--entrypoint", "python3", self.image, *server, "alone"),
+            ]
+        return [
+            *("apptainer", "--quiet", "exec", "--containall", "--cleanenv", "--no-home", "--no-privs"),
+            *("--security", f"seccomp:{profile}", "--net", "--network", "none", "--writable-tmpfs"),
+            *("--memory", str(limits.memory_bytes), "--pids-limit", str(limits.processes)),
+            # Ends it where this process is killed and its input stays open.
+            *(self.image, "timeout", "-s", "KILL", str(limits.wall_s + ENGINE_TIMEOUT_S)),
+            *("python3", *server, "together"),
+        ]
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        # An image may have to be fetched and unpacked: the session's time begins with its first answer.
+        with suppress(RuntimeError):  # it is over already
+            self._clock.reschedule(asyncio.get_running_loop().time() + self.limits.wall_s)
+        return self
+
+    async def _begin(self) -> None:
+        await check_engine(self.engine)
+        folder, pipe = tempfile.TemporaryDirectory(prefix="session-"), asyncio.subprocess.PIPE
+        profile = Path(folder.name, "seccomp.json")
+        profile.write_text(json.dumps(container_profile(session=True)))
+        process = await asyncio.create_subprocess_exec(
+            *self.arguments(str(profile)),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            limit=LINE_BYTES,
+            start_new_session=True,
+            cwd=folder.name,  # Podman's monitor leaves a file `oom` there
+        )
+        self._reader, self._writer = process.stdout, process.stdin
+        self._clock = asyncio.timeout(ENGINE_TIMEOUT_S)
+        self._whole = asyncio.ensure_future(self._hold(process, folder))
+
+    async def _hold(
+        self, process: asyncio.subprocess.Process, folder: tempfile.TemporaryDirectory[str]
+    ) -> SandboxResult:
+        begun = asyncio.get_running_loop().time()
+        assert process.stderr is not None
+        with folder:
+            said = asyncio.ensure_future(_last(process.stderr))
+            outcome = Outcome.EXITED
+            try:
+                async with self._clock:
+                    code = await gone(process)
+                outcome = Outcome.MEMORY_LIMIT if code in (KILLED, -9) else Outcome.EXITED
+            except TimeoutError:
+                outcome = Outcome.TIMEOUT
+            finally:
+                # All of it: what the engine has started need not end with the process that was started here.
+                if self.engine != "apptainer":
+                    await remove(self.engine, self.name)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await gone(process)
+                await asyncio.wait([said], timeout=LAST_WORDS_S)
+                await let_go(process)
+        text = await said
+        seconds = asyncio.get_running_loop().time() - begun
+        return SandboxResult(outcome, process.returncode if outcome is Outcome.EXITED else None, "", text, seconds)
+
+
+async def _last(stream: asyncio.StreamReader) -> str:
+    kept = b""
+    while chunk := await stream.read(STDERR_BYTES):
+        kept = (kept + chunk)[-STDERR_BYTES:]
+    return kept.decode(errors="replace")

@@ -31,15 +31,14 @@ FETCH_SECONDS = 5.0
 
 
 class JobView:
-    """A run (its id, a part of it, or `latest`), looked at again and again; `say` is told what is missing, and when it
-    is there again."""
+    """A run (its id, a part of it, or `latest`), looked at again and again; `say` is told what is missing."""
 
     def __init__(self, store: ArtifactStore, run: str, say: Callable[[str], None] = lambda text: None) -> None:
         self._store = store
         self._run = run
         self._say = say
         self._missing: dict[str, str] = {}
-        """What was asked for and did not come at the last look → why."""
+        """What was asked for and did not come at the last look → that, and why."""
         self._followed = -math.inf
         self.job: JobStatus | None = None
         """What the executor said last."""
@@ -57,7 +56,7 @@ class JobView:
             self.ask(info)
         else:  # it speaks for itself; what the queue said before is no longer so
             self.job = None
-            self._is_there(_STATE)
+            self._missing.pop(_STATE, None)
         # Read after the job's end was seen: it may have begun and ended meanwhile.
         now = self.look()
         if now.status == "submitted" and self.job is not None and self.job.state.over:
@@ -87,23 +86,19 @@ class JobView:
 
     def missing(self) -> list[str]:
         """What was asked for and did not come, at the last look."""
-        return [f"{what}: {self._missing[what]}" for what in (_FILES, _STATE) if what in self._missing]
+        return list(self._missing.values())
 
     def _ask_for(self, what: str, asked: Callable[[], Answer]) -> Answer | None:
         try:
             answer = asked()
         except StepsError as error:
-            begins = what not in self._missing
-            self._missing[what] = f"{error.what} ({error.found})" if error.found else error.what
-            if begins:
-                self._say(f"{what}: {self._missing[what]}")
+            text = f"{what}: {error.what}" + (f" ({error.found})" if error.found else "")
+            if what not in self._missing:
+                self._say(text)
+            self._missing[what] = text
             return None
-        self._is_there(what)
+        self._missing.pop(what, None)
         return answer
-
-    def _is_there(self, what: str) -> None:
-        if self._missing.pop(what, None) is not None:
-            self._say(f"no longer: {what}")
 
 
 def said(job: JobStatus) -> str:
@@ -116,12 +111,9 @@ def not_started(store: ArtifactStore, info: RunInfo) -> StepsError:
     from nemotron_steps.runs.launch import job_output
 
     printed, said = job_output(store, info)
-    return RequestError(
-        f"run '{info.id}' ended before it started",
-        where=shown_path(printed) if printed is not None else f"run {info.id}",
-        found="\n".join(map(printable, said)) or None,
-        hints=(f"steps run --resume {info.id}" + ("   # once that is mended" if said else ""),),
-    )
+    where = shown_path(printed) if printed is not None else f"run {info.id}"
+    found, hints = "\n".join(map(printable, said)) or None, (f"steps run --resume {info.id}",)
+    return RequestError(f"run '{info.id}' ended before it started", where=where, found=found, hints=hints)
 
 
 def shown_path(path: Path) -> str:

@@ -6,13 +6,13 @@ What works elsewhere is `submit`; what shows a plan or draws progress is handed 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nemotron_steps.config.secrets import MASK
-from nemotron_steps.engine.kernels.spinning import bound_spinning
+from nemotron_steps.engine.kernels import bound_spinning
 from nemotron_steps.errors import (
     InterruptedRunError,
     PlanError,
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 Display = Callable[["Plan"], AbstractContextManager["Listener | None"]]
 """Shows a plan, and within the context what the run records."""
-
 _NO_GPUS = re.compile(r"cluster\.gpus_per_node|.*backend=vllm")
-"""Where an error is, that another config may mend on a machine without GPUs."""
+"""Where an error is, that another config may mend on a machine without GPUs, unless an override is WANTED."""
+_WANTED = re.compile(r"\+*cluster\.|.*backend=vllm")
 
 
 def run_here(
@@ -72,7 +72,7 @@ def run_here(
                 takes_over=not session.in_job,
             )
         except StepsError as error:
-            error.hints += tuple(journal.hints(error))
+            journal.say_how_to_go_on(error)
             raise
         except Exception as error:
             error.log_path = journal.run and f"`steps logs {journal.run}`"  # type: ignore[attr-defined]
@@ -100,10 +100,9 @@ def plan_run(
     from nemotron_steps.resolver.plan import Changes, StepOutput
     from nemotron_steps.runs.cache import with_cached
     from nemotron_steps.runs.run_folder import get_run
-    from nemotron_steps.session.resume_from_stage import without_absent
 
     looked_up = with_cached(session.plan(request, allow_unfilled=allow_unfilled), session.store, accept=accept)
-    plan = without_absent(looked_up, allow_unfilled=allow_unfilled)
+    plan = _without_absent(looked_up, allow_unfilled=allow_unfilled)
     if plan is not looked_up:
         plan = with_cached(plan, session.store)
     forced = set(plan.goals) if force else set(get_run(session.store, resume).forced) if resume else set()
@@ -112,13 +111,65 @@ def plan_run(
     run: set[str] = set()
     steps = []
     for step in plan.steps:
-        reads = {source.step_key for source in step.inputs.values() if isinstance(source, StepOutput)}
-        if step.key in forced or step.cached is None or reads & run:
+        reads = {source.step_key for source in step.inputs.values() if isinstance(source, StepOutput)} & run
+        if step.key in forced or step.cached is None or reads:
             run.add(step.key)
-            anew = Changes((f"reads what {min(reads & run)} makes" if reads & run else "--force",))
+            anew = Changes((f"reads what {min(reads)} makes" if reads else "--force",))
             step = replace(step, cached=None, changes=anew if step.cached is not None else step.changes)
         steps.append(step)
     return replace(plan, steps=tuple(steps))
+
+
+def _without_absent(plan: Plan, *, allow_unfilled: bool) -> Plan:
+    """With `--from`: the plan without ports of many that only an earlier stage would feed that left nothing here.
+
+    PlanError if a step needs what such a stage would have left; with `allow_unfilled` that is one of the plan's
+    `unfilled` instead.
+    """
+    from nemotron_steps.resolver.plan import StepOutput
+    from nemotron_steps.resolver.problems import MissingInput, raise_all
+
+    absent: dict[str, str] = {}  # earlier stages that would have to run, and converters of theirs → the stage
+    reads: dict[str, dict[str, str]] = {}
+    for step in plan.steps:
+        reads[step.key] = {p: s.step_key for p, s in step.inputs.items() if isinstance(s, StepOutput)}
+        before = [absent[key] for key in reads[step.key].values() if key in absent]
+        if step.cached is None and step.earlier:
+            absent[step.key] = step.key if step.instance is None else step.instance.stage
+        elif step.cached is None and step.inserted and before:
+            absent[step.key] = before[0]
+    if not absent:
+        return plan
+    steps, problems, notes = {}, [], list(plan.warnings)
+    for step in plan.steps:
+        lacking = [port for port, key in reads[step.key].items() if key in absent and step.key not in absent]
+        fed = {port.partition(".")[0] for port in step.inputs if port not in lacking}
+        # One of those of a port that takes many, others of which are fed.
+        optional = [port for port in lacking if "." in port and port.partition(".")[0] in fed]
+        if optional:
+            names = ", ".join(optional)
+            notes.append(f"{step.key} goes without {names}: nothing here was made by these stages as they are planned")
+        for port in lacking:
+            if port in optional:
+                continue
+            key = reads[step.key][port]
+            stage, changes = absent[key], plan.step(key).changes
+            accept = (f"--accept {key}   # its code alone changed",) if changes is not None and changes.code else ()
+            what = f"'{port}' of {step.key} is what {stage} leaves, which is not here as it is planned now"
+            hints = (*accept, f"--input {step.key}.{port}=PATH", f"--from {next(iter(absent.values()))}   # makes it")
+            problems.append(MissingInput(what, chain=(stage, f"{step.key}.{port}"), hints=hints))
+        ports = tuple(port for port in step.manifest.consumes if port.name not in optional)
+        inputs = {port: source for port, source in step.inputs.items() if port not in optional}
+        manifest = step.manifest.with_ports(ports) if optional else step.manifest
+        steps[step.key] = replace(step, manifest=manifest, inputs=inputs)
+        reads[step.key] = {port: key for port, key in reads[step.key].items() if port not in optional}
+    if not allow_unfilled:
+        raise_all(problems, f"cannot plan '{plan.name}'")
+    needed = list(plan.goals)
+    for key in needed:
+        needed += [each for each in reads[key].values() if each not in needed]
+    kept = tuple(steps[step.key] for step in plan.steps if step.key in needed)
+    return replace(plan, steps=kept, warnings=tuple(notes), unfilled=(*plan.unfilled, *problems))
 
 
 def check(session: Session, plan: Plan) -> None:
@@ -130,27 +181,18 @@ def check(session: Session, plan: Plan) -> None:
         prerequisites.refuse_unimportable(plan)
         prerequisites.refuse_unready(plan, session.store, session.registry.types)
     except PlanError as error:
+        step = plan.step(plan.goals[0])
+        on_cpu = "cluster.backend=process cluster.gpus_per_node=0   # one process, on CPU"
+        if "cpu" in step.manifest.config_names:
+            on_cpu = "-c cpu   # the step's config for a machine without GPUs"
         has_gpus = prerequisites.gpus().state == prerequisites.OK
+        # Of a pipeline `-c` means other things, and overrides go before any config.
+        if len(plan.goals) > 1 or step.step_id != step.key or any(map(_WANTED.match, step.overrides)):
+            raise
         for problem in error.problems:
             if isinstance(problem, UnsupportedError) and _NO_GPUS.match(problem.where or ""):
-                found = tuple(_on_cpu(plan))
-                problem.hints = (*problem.hints, *found) if has_gpus else (*found, *problem.hints)
+                problem.hints = (*problem.hints, on_cpu) if has_gpus else (on_cpu, *problem.hints)
         raise
-
-
-def _on_cpu(plan: Plan) -> Iterator[str]:
-    """What has the step asked for run without GPUs."""
-    step = plan.step(plan.goals[0])
-    if len(plan.goals) > 1 or step.step_id != step.key:  # `-c` of several steps, or of a pipeline, means other things
-        return
-    if any(re.match(r"\+*cluster\.|.*backend=vllm", override) for override in step.overrides):  # goes before any config
-        return
-    if "cpu" in step.manifest.config_names:
-        yield "-c cpu   # the step's config for a machine without GPUs"
-    else:
-        yield "cluster.backend=process cluster.gpus_per_node=0   # one process, on CPU"
-    if "tiny" in step.manifest.config_names:
-        yield "-c tiny   # for two CPU cores"
 
 
 class _Journal:
@@ -169,14 +211,15 @@ class _Journal:
         elif record["kind"] in ("step_finished", "metrics"):
             self._did_something = True
 
-    def hints(self, error: StepsError) -> Iterator[str]:
-        """How to look closer and to go on, unless the error says so itself."""
+    def say_how_to_go_on(self, error: StepsError) -> None:
+        """And how to look closer, unless the error says so itself."""
         if self.run is None:
             return
         wanted = [f"steps logs {self.run}"]
         if self._did_something or isinstance(error, RetryableError | InterruptedRunError):
             wanted.append(f"steps run --resume {self.run}")
-        yield from (hint for hint in wanted if not any(hint in known for known in error.hints))
+        known = "\n".join(error.hints)
+        error.hints += tuple(hint for hint in wanted if hint not in known)
 
 
 def request_of_run(
@@ -187,23 +230,13 @@ def request_of_run(
     from nemotron_steps.runs.run_folder import get_run
 
     info = get_run(session.store, run)
-    named = (f"steps run STEP -c CONFIG --resume {info.id}",)
-    if not info.request:
-        raise RequestError(f"run '{info.id}' does not say what it was asked for", hints=named)
     try:
         request = RunRequest.from_dict(info.request)
     except ValueError as error:
-        raise RequestError(
-            f"what run '{info.id}' was asked for cannot be read",
-            where="run.json field request",
-            found=str(error),
-            hints=named,
-        ) from error
+        what, hints = f"run '{info.id}' does not say what it was asked for", (f"steps run STEP --resume {info.id}",)
+        raise RequestError(what, where="run.json field request", found=str(error), hints=hints) from error
     again = replace(request, profile=profile or request.profile, ignore_checks=(*request.ignore_checks, *ignore_checks))
     if MASK in request.command:
-        raise RequestError(
-            f"run '{info.id}' was given a secret, which is not kept",
-            found=request.command,
-            hints=(f"steps run --resume {info.id} {again.typed}   # with the secret again",),
-        )
+        hints = (f"steps run --resume {info.id} {again.typed}   # with the secret again",)
+        raise RequestError(f"run '{info.id}' was given a secret, which is not kept", found=request.command, hints=hints)
     return again

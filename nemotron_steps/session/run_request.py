@@ -14,10 +14,8 @@ RUN_NAME = re.compile(r"(?!-|latest$)[A-Za-z0-9._-]{1,64}")
 """What a run may be called."""
 
 
-class UsageError(RequestError, ValueError):
+class UsageError(RequestError, ValueError, code="E120"):
     """The command line itself is wrong: an unknown command or flag, a missing argument."""
-
-    code = "E120"
 
 
 @dataclass(frozen=True)
@@ -48,13 +46,9 @@ class RunRequest:
 
         shown = redact_text(self.name)
         if shown != self.name or not RUN_NAME.fullmatch(shown):
-            near = re.sub("[^A-Za-z0-9._]+", "-", shown).strip("-")[:64]
+            expected = "at most 64 letters, digits, `.`, `_` and `-`; not `latest`, no secret, no `-` first"
             raise UsageError(
-                "this cannot name a run",
-                where="--name",
-                expected="at most 64 letters, digits, `.`, `_` and `-`; not `latest`, no secret, no `-` first",
-                found=shown,
-                hints=(f"--name {near if RUN_NAME.fullmatch(near) else 'NAME'}",),
+                "this cannot name a run", where="--name", expected=expected, found=shown, hints=("--name NAME",)
             )
 
     def to_dict(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,8 @@ from nemotron_steps.session.run_request import UsageError
 
 if TYPE_CHECKING:
     from nemotron_steps.artifacts.store import ArtifactStore
-    from nemotron_steps.config.compose import ComposedConfig
-    from nemotron_steps.config.mirrors import MirrorSettings
-    from nemotron_steps.config.profiles import Profile
-    from nemotron_steps.config.search import SearchPath
+    from nemotron_steps.config.compose import SearchPath
+    from nemotron_steps.config.profiles import MirrorSettings, Profile
     from nemotron_steps.manifest.models import StepManifest
     from nemotron_steps.manifest.pipeline_models import PipelineManifest
     from nemotron_steps.manifest.registry import Registry
@@ -68,34 +66,24 @@ class Session:
     def settled(self, request: RunRequest, resume: str | None = None) -> RunRequest:
         """The request with steps by their ids, with `-c NAME` as `./NAME.yaml`, where no step asked for has a config
         NAME and that file is, and with the name of the run that it goes on with."""
+        from nemotron_steps.config.compose import is_path
+
         request = replace(request, targets=tuple(map(self.registry.step_id, request.targets)))
         if resume and request.name is None:
             from nemotron_steps.runs.run_folder import get_run
 
             request = replace(request, name=get_run(self.store, resume).given_name or None)
-        file = self._file_called(request)
-        return request if file is None or self._own_config(request) else replace(request, config=file)
-
-    def _file_called(self, request: RunRequest) -> str | None:
-        """`./NAME.yaml` for `-c NAME`, if it is a file of the working directory."""
-        from nemotron_steps.config.search import is_path
-
-        file = f"./{request.config}.yaml"
-        return None if request.config is None or is_path(request.config) or not Path(file).is_file() else file
-
-    def _own_config(self, request: RunRequest) -> str | None:
-        """The first step asked for that has a config of that name; a pipeline's `-c` is always for its steps."""
-        pipeline = self._pipeline(request)
-        if pipeline is not None:
-            return pipeline.name
-        steps = (self.registry.find_step(target) for target in request.targets)
-        return next((s.id for s in steps if s is not None and request.config in self._search_path(s).names()), None)
+        config = request.config
+        if config is None or is_path(config) or not Path(f"{config}.yaml").is_file() or self._pipeline(request):
+            return request
+        steps = [step for target in request.targets if (step := self.registry.find_step(target)) is not None]
+        own = any(config in self._search_path(step).names() for step in steps)
+        return request if own else replace(request, config=f"./{config}.yaml")
 
     def plan(self, request: RunRequest, *, allow_unfilled: bool = False) -> Plan:
         """Resolve a request, as one that may still have to be filled in if so asked. PlanError with everything wrong
         with the chain and its profile; RequestError if the request itself makes no sense."""
         from nemotron_steps.config.profiles import NoImageError
-        from nemotron_steps.resolver.problems import raise_all
         from nemotron_steps.resolver.resolve import resolve
 
         profile, known = None, []
@@ -103,45 +91,22 @@ class Session:
             profile = self.profile(request.profile)
         except StepsError as error:
             known.append(error)
+        found = resolve(
+            self.chain(request),
+            self.registry,
+            compose=self.compose,
+            describe_input=self.describe_input,
+            newest=self.newest,
+            profile=profile.offers if profile is not None else None,
+            known=known,
+            allow_unfilled=allow_unfilled,
+        )
         try:
-            chain = self.chain(request)
-        except StepsError as error:
-            if known:
-                raise_all([*known, error], f"cannot plan '{request.command}'")
-            raise
-        try:
-            found = resolve(
-                chain,
-                self.registry,
-                compose=self.compose,
-                describe_input=self.describe_input,
-                newest=self.newest,
-                profile=profile.offers if profile is not None else None,
-                known=known,
-                allow_unfilled=allow_unfilled,
-            )
-        except StepsError as error:
-            problems = getattr(error, "problems", ())
-            key = "container_image"
-            said = [{key: each.job[key]} for each in self._composed.values() if key in each.job]
-            try:
-                self.profile(request.profile if profile and not allow_unfilled else None, said[0] if said else {})
-            except NoImageError as lacking:
-                raise_all([*problems, lacking], f"cannot plan '{chain.command}'")
-            raise
-        notes = []
-        file = self._file_called(request)
-        if file is not None:
-            notes.append(f"-c {request.config} is that of {self._own_config(request)}, not {file}")
-        try:
-            job = self.job_profile(request, found, looked_up=False)
-        except NoImageError as lacking:
+            self.job_profile(request, found, looked_up=False)
+        except NoImageError:
             if not allow_unfilled:
                 raise
-            job = lacking.profile
-        if profile is not None and job is not None:
-            notes += _node_notes(request, found, profile, job)
-        return replace(found, warnings=(*found.warnings, *notes)) if notes else found
+        return found
 
     def job_profile(self, request: RunRequest, plan: Plan, *, looked_up: bool = True) -> Profile | None:
         """The profile as a plan's job is submitted under it: with the image, the nodes and the GPUs of its steps.
@@ -154,17 +119,14 @@ class Session:
         said = (where or "" for step in plan for key, (_, where) in step.job.items() if not key.startswith("cluster."))
         overrides = [where for where in said if where.startswith("override ")]
         if overrides and request.profile is None and not self.in_job:
-            raise RequestError(
-                "run.env is for the job that a profile starts, and no profile is asked for",
-                where=overrides[0],
-                hints=("-r PROFILE",),
-            )
+            what = "run.env is for the job that a profile starts, and no profile is asked for"
+            raise RequestError(what, where=overrides[0], hints=("-r PROFILE",))
         job = job_of(plan)
         return self.profile(request.profile, job if looked_up else {key: said[:2] for key, said in job.items()})
 
     def chain(self, request: RunRequest) -> Request:
         """The resolver's form of a request: a pipeline's stages, or steps to be chained."""
-        from nemotron_steps.config.search import is_path
+        from nemotron_steps.config.compose import is_path
         from nemotron_steps.resolver.request import request_for_steps
         from nemotron_steps.session.pipelines import fanned_out_step, pipeline_request
 
@@ -181,11 +143,10 @@ class Session:
         own: list[tuple[str, ...]] = [() for _ in request.targets]
         for text in request.overrides:  # for the step of a list that it names (`STEP.key=value`), else for the last
             key = text.lstrip("+~")
-            named = [n for n, target in enumerate(request.targets[:-1]) if key.startswith(f"{target}.")]
-            position = named[0] if named else len(own) - 1
-            prefix = f"{request.targets[position]}."
-            if len(own) > 1 and key.startswith(prefix):
-                text = text[: len(text) - len(key)] + key.removeprefix(prefix)
+            named = [n for n, target in enumerate(request.targets) if len(own) > 1 and key.startswith(f"{target}.")]
+            position = named[0] if named else -1
+            if named:
+                text = text[: len(text) - len(key)] + key.removeprefix(f"{request.targets[position]}.")
             own[position] += (text,)
         own[-1] += passthrough
         chain = request_for_steps(request.targets, config_name=request.config, inputs=dict(request.inputs))
@@ -209,11 +170,10 @@ class Session:
         if key in self._composed:
             return self._composed[key]
         manifest = self.registry.step(step_id)
-        search = self._search_path(manifest)
         reference = manifest.step.config_schema
         schema = None if reference is None else load_schema(reference)
         try:
-            found = compose(config_name, overrides, search=search, schema=schema)
+            found = compose(config_name, overrides, search=self._search_path(manifest), schema=schema)
         except ConfigError as error:
             # Written for another tool, with resolvers and defaults of its own: its ports can still be checked.
             if schema is not None or manifest.step.entry is not None:
@@ -221,12 +181,10 @@ class Session:
             config = StepConfig({}, unread=error.what)
         else:
             values, known = found.values, None
-            idle: tuple[tuple[str, str], ...] = ()
             if schema is not None:
                 bound = frozenset(key for port in manifest.consumes for key in port.bindings)
-                values, known = complete(found, schema, bound), lambda dotted: has_key(schema, dotted)
-                idle = _idle_variables(search, found)
-            config = StepConfig(values, found.inputs, known, found.origin, found.variables, idle, job=found.job)
+                values, known = complete(found, schema, bound), partial(has_key, schema)
+            config = StepConfig(values, found.inputs, known, found.origin, found.variables, job=found.job)
         self._composed[key] = config
         return config
 
@@ -279,7 +237,7 @@ class Session:
 
     def _search_path(self, manifest: StepManifest) -> SearchPath:
         """Where a step's configs and their bases are: its own pack, then the others in their order."""
-        from nemotron_steps.config.search import SearchPath
+        from nemotron_steps.config.compose import SearchPath
 
         packs = sorted(self.registry.packs, key=lambda pack: pack.name != manifest.pack)
         configs = {pack.name: pack.configs for pack in packs if pack.configs is not None}
@@ -301,11 +259,8 @@ class Session:
         """The override that hands what stands after `--` to the last step. UsageError if it takes none."""
         last = request.targets[-1]
         if not self._has_key(last, PASSTHROUGH_KEY):
-            raise UsageError(
-                f"step '{last}' takes nothing after `--`: its config has no key '{PASSTHROUGH_KEY}'",
-                found=" ".join(request.passthrough),
-                hints=(f"steps show {last}",),
-            )
+            what = f"step '{last}' takes nothing after `--`: its config has no key '{PASSTHROUGH_KEY}'"
+            raise UsageError(what, found=" ".join(request.passthrough), hints=(f"steps show {last}",))
         quoted = ("'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in request.passthrough)
         return (f"{PASSTHROUGH_KEY}=[{','.join(quoted)}]",)
 
@@ -318,9 +273,8 @@ class Session:
                 raise self.registry.broken[request.targets[0]]
             return None
         if len(request.targets) > 1:
-            raise UsageError(
-                f"'{named[0]}' is a pipeline, and a pipeline is run alone", found=" ".join(request.targets)
-            )
+            what = f"'{named[0]}' is a pipeline, and a pipeline is run alone"
+            raise UsageError(what, found=" ".join(request.targets))
         if find(named[0]) is not None:
             return self.registry.pipeline(named[0])
         from nemotron_steps.manifest.registry import load_pipeline_file
@@ -329,29 +283,3 @@ class Session:
         if not file.is_file():
             raise RequestError("no such pipeline file", where=named[0], hints=("steps list",))
         return load_pipeline_file(file)
-
-
-def _node_notes(request: RunRequest, plan: Plan, profile: Profile, job: Profile) -> list[str]:
-    """Where the nodes of a plan's job are not those that its profile or its steps say."""
-    notes = []
-    if job.nodes != profile.nodes and "nodes" in profile.model_fields_set:
-        notes = [f"the job has {job.nodes} nodes, as its steps say, and not the {profile.nodes} of [{request.profile}]"]
-    for step in plan:
-        wanted, uses = (step.job.get(key, (None,))[0] for key in ("nodes", "cluster.num_nodes"))
-        if wanted and uses and wanted > uses:
-            notes.append(f"run.env.nodes={wanted}: {step.key} works on {uses} of them, its cluster.num_nodes")
-    return notes
-
-
-def _idle_variables(search: SearchPath, composed: ComposedConfig) -> tuple[tuple[str, str], ...]:
-    """Environment variables that are set and that another config of the step reads, and which config that is."""
-    from nemotron_steps.config.compose import variables_in
-
-    found: dict[str, str] = {}
-    for config, file in reversed(search.files().items()):
-        for each in search.with_bases(file):
-            names = variables_in(each.read_text(encoding="utf-8", errors="replace"))
-            found |= {name: config for name in names if os.environ.get(name)}
-    files = composed.files if found else ()
-    here = {name for file in files for name in variables_in(file.read_text(encoding="utf-8", errors="replace"))}
-    return tuple((name, config) for name, config in sorted(found.items()) if name not in here)

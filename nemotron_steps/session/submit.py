@@ -53,13 +53,8 @@ def submit(
 ) -> tuple[RunInfo, Profile]:
     """Plan a request and hand it to the profile's executor; see `plan_run`. RequestError if it holds a secret.
 
-    Args:
-        attached: somebody follows it.
-        show: is called with the plan before it is handed over.
-
-    Returns:
-        The run, and the profile with the image, the nodes and the GPUs of its steps.
-    """
+    `attached`: somebody follows it; `show` is called with the plan before it is handed over. Returns the run, and the
+    profile with the image, the nodes and the GPUs of its steps."""
     from nemotron_steps.runs.launch import submit as hand_over
     from nemotron_steps.runs.prerequisites import refuse_unimplemented
     from nemotron_steps.runs.run_folder import RunFolder, get_run, new_run_id
@@ -69,11 +64,9 @@ def submit(
     profile = session.job_profile(request, plan) or profile
     redacted = request.taking(plan.taken).redacted()
     if MASK in redacted.command:
-        raise RequestError(
-            "a secret on the command line would end up in the job's files",
-            found=redacted.command,
-            hints=("set it as an environment variable here, or under env_vars of the profile",),
-        )
+        hints = ("set it as an environment variable here, or under env_vars of the profile",)
+        what = "a secret on the command line would end up in the job's files"
+        raise RequestError(what, found=redacted.command, hints=hints)
     show(plan)
     run_id = get_run(session.store, resume).id if resume else new_run_id(plan.name or plan.goals[-1])
     launch = checked_launch(session, request, plan, profile, run_id, attached=attached, force_squash=force_squash)
@@ -101,11 +94,9 @@ def follow_attached(store: ArtifactStore, info: RunInfo, write: Callable[[str], 
         return follow(store, info.id, write)
     except KeyboardInterrupt:
         cancel(store, info)
-        raise InterruptedRunError(
-            "interrupted: the job was asked to stop; what it committed stays",
-            where=f"run {info.id}",
-            hints=(f"steps status {info.id}", f"steps run --resume {info.id}"),
-        ) from None
+        hints = (f"steps status {info.id}", f"steps run --resume {info.id}")
+        what = "interrupted: the job was asked to stop; what it committed stays"
+        raise InterruptedRunError(what, where=f"run {info.id}", hints=hints) from None
 
 
 def checked_launch(

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.errors import ArtifactError, UnknownNameError, did_you_mean
 from nemotron_steps.manifest.registry import Registry
-from nemotron_steps.resolver.hints import ROWS
 from nemotron_steps.resolver.plan import SuppliedInput
-from nemotron_steps.resolver.problems import AbsentInput
+from nemotron_steps.resolver.problems import ROWS, AbsentInput
 
 if TYPE_CHECKING:
     from nemotron_steps.artifacts.store import ArtifactStore
@@ -32,6 +31,7 @@ def describe(ref: str, wanted_type: str, store: ArtifactStore, registry: Registr
     path = Path(ref).expanduser()
     if path.exists():
         return _describe_path(path, ref, wanted_type, registry)
+    hints: tuple[str, ...] = ("steps artifacts list",)
     if not ref.startswith((".", "/", "~")):
         try:
             artifact = store.find(ref)
@@ -40,16 +40,14 @@ def describe(ref: str, wanted_type: str, store: ArtifactStore, registry: Registr
             if _HUB_NAME.fullmatch(ref) and _is_checkpoint(wanted_type, registry):
                 is_hf = registry.types.is_a(wanted_type, "checkpoint_hf")
                 return SuppliedInput(ref, None if is_hf else "checkpoint_hf")
-            hints = error.hints
-    else:
-        hints = ()
+            hints = error.hints or hints
     names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
     near = [ref.removesuffix(path.name) + name for name in get_close_matches(path.name, names, n=1, cutoff=0.75)]
     raise AbsentInput(
         f"'{ref}' is neither a path nor an artifact of this home",
         expected=f"PATH, NAME, NAME:VERSION or a digest of a {wanted_type}",
         found=ref,
-        hints=(*did_you_mean(near), *(hints or ("steps artifacts list",))),
+        hints=(*did_you_mean(near), *hints),
     )
 
 
@@ -72,13 +70,9 @@ def _describe_path(path: Path, ref: str, wanted_type: str, registry: Registry) -
     files = [path] if path.is_file() else path.rglob("*.jsonl")
     has_rows = (file.is_file() and file.stat().st_size for file in files)
     if types.is_a(wanted_type, "training_jsonl") and (found is None or not any(has_rows)):
-        kind, convert = _look(path)
-        shape = next((ROWS[name] for name in ancestors if name in ROWS), None)
-        raise ArtifactError(
-            f"'{ref}' is {kind}, not {wanted_type}",
-            expected=f"JSON Lines: a file or folder of *.jsonl{f', rows like {shape}' if shape is not None else ''}",
-            hints=(convert or f"steps types   # what {wanted_type} is",),
-        )
+        shape = next((f", rows like {ROWS[name]}" for name in ancestors if name in ROWS), "")
+        what, expected = f"'{ref}' has no rows of {wanted_type}", f"JSON Lines: an unpacked file or folder{shape}"
+        raise ArtifactError(what, expected=expected, hints=(f"steps types   # what {wanted_type} is",))
     if foreign is not None and found == "training_jsonl":
         raise unknown_rows(ref, wanted_type, first_row(path) or {})
     type_name = found or wanted_type
@@ -93,13 +87,9 @@ def _describe_path(path: Path, ref: str, wanted_type: str, registry: Registry) -
     except ArtifactError as error:
         if type_name != "checkpoint_hf" or has_weights(path):
             raise
-        absent = AbsentInput(
-            error.what,
-            where=error.where,
-            expected=error.expected,
-            found=error.found,
-            hints=(f"hf download MODEL --local-dir {shlex.quote(str(path))}   # its weights as well",),
-        )
+        said = {"where": error.where, "expected": error.expected, "found": error.found}
+        download = f"hf download MODEL --local-dir {shlex.quote(str(path))}   # its weights as well"
+        absent = AbsentInput(error.what, hints=(download,), **said)
         return SuppliedInput(ref, type_name, validate_model_folder(path), absent=absent, folder=model)
 
 
@@ -117,50 +107,16 @@ def _at_a_glance(path: Path) -> dict[str, Any]:
 
 def unknown_rows(ref: str, wanted: str, first: Mapping[str, Any]) -> ArtifactError:
     """The error for rows that no import reads: what the first has, and how the column of a prompt is named."""
-    plain = {name: value for name, value in first.items() if re.fullmatch(r"\w[\w.-]*", name)}  # needs no quotes
-    texts = [name for name, value in plain.items() if isinstance(value, str | list) and value]
+    texts = [name for name, value in first.items() if isinstance(value, str | list) and value]
     hints = [
         f"steps run data_prep/import_prompts --input dataset={shlex.quote(ref)} prompt_column={name}"
         "   # then --input prompts=data_prep/import_prompts/prompts"
         for name in texts[:2]
-        if wanted == "rl_prompts"
+        if wanted == "rl_prompts" and re.fullmatch(r"\w[\w.-]*", name)  # needs no quotes
     ]
-    what = {"rl_prompts": "a prompt", "sft_chats": "a chat", "preference_pairs": "a pair of answers"}
     return ArtifactError(
-        f"no column of '{ref}' is known to be {what.get(wanted, 'rows')}",
+        f"no column of '{ref}' is known to hold what {wanted} needs",
         expected=f"rows like {ROWS[wanted]}, or as TRL, verl, OpenAI or ShareGPT have them",
         found=f"fields {', '.join(sorted(first)) or 'none'}",
         hints=hints or (f"steps types   # what {wanted} is",),
     )
-
-
-_READ_BY_STEP = "input_path=PATH   # in place of --input: a preparation reads tables by this key"
-_COMPRESSED = {".gz": "gzip -dc", ".zst": "zstd -dc", ".bz2": "bzip2 -dc", ".xz": "xz -dc"}
-
-
-def _look(path: Path) -> tuple[str, str | None]:
-    """What a path looks like, and what to do to have its rows read (None where nothing can be done)."""
-    if path.is_dir():
-        names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
-        if not names or all(name.endswith(".jsonl") for name in names):
-            return ("a folder of empty files" if names else "an empty folder"), None
-        if any(name.endswith((".parquet", ".arrow", ".csv")) for name in names):
-            return "a folder of tables", _READ_BY_STEP
-        listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        return f"a folder of {listed}", None
-    with path.open("rb") as file:
-        start = file.read(256).lstrip()
-    out = f"{path.name.split('.')[0] or 'rows'}.jsonl"
-    shown, name = shlex.quote(str(path)), path.name.lower()
-    if not start:
-        return "an empty file", None
-    for suffix, unpack in _COMPRESSED.items():
-        if name.endswith(suffix):
-            return f"a compressed file ({suffix})", f"{unpack} {shown} > {shlex.quote(out)}"
-    line = start.split(b"\n")[0]
-    # A line that begins like an object is one where it is whole, or too long to have been read whole.
-    if line.startswith(b"{") and (line.rstrip().endswith(b"}") or len(line) > 200):
-        return "JSON Lines in a file whose name does not end in .jsonl", f"cp {shown} {shlex.quote(out)}"
-    if start.startswith((b"PAR1", b"[")) or name.endswith((".parquet", ".csv", ".tsv")):
-        return "a table", _READ_BY_STEP
-    return f"a file of another kind ({path.suffix or 'no suffix'})", None

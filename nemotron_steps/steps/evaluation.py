@@ -18,8 +18,7 @@ from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
 from nemotron_steps.engine.rollouts.evaluation import summarize
-from nemotron_steps.engine.setup.backends import build_generator, build_judges
-from nemotron_steps.engine.setup.collector import build_collector
+from nemotron_steps.engine.setup.backends import build_collector, build_generator, build_judges
 from nemotron_steps.engine.setup.rows import check_rows
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.environments.environment_set import EnvironmentSet
@@ -193,7 +192,6 @@ def _figures(
 
 
 def _heldout(name: str, folder: Path) -> Sequence[PromptRow]:
-    """The held-out rows of prepared prompts, else their validation rows: published blends hold no others out."""
     file = next((f for split in ("heldout", "validation") if (f := split_file(folder, split)) is not None), None)
     rows: Sequence[PromptRow] = read_rows(str(file)) if file is not None and file.stat().st_size else ()
     if not rows:

@@ -56,8 +56,7 @@ def run_grpo(context: StepContext[RlConfig]) -> None:
 
 @contextmanager
 def _started_environments(environments: EnvironmentSet) -> Iterator[asyncio.Runner]:
-    """Environments from their start to their end, whatever ends the run between. Helper processes and locks of an
-    environment belong to one event loop: the one that is given."""
+    """Environments from start to end, whatever ends the run between, on the one event loop that is given."""
 
     async def close() -> None:
         async with asyncio.timeout(_CLOSE_SECONDS):

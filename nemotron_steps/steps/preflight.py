@@ -7,12 +7,10 @@ from pathlib import Path
 from nemotron_steps.artifacts.checkpoints import read_safetensors_header, safetensors_shards
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.config.layout.constraints import raise_if_violated, violations
-from nemotron_steps.config.layout.model_limits import limit_violations
+from nemotron_steps.config.layout.constraints import raise_if_ray_needed, raise_if_violated, violations
+from nemotron_steps.config.layout.model_limits import limit_violations, vllm_keys, vllm_violations
 from nemotron_steps.config.layout.model_spec import ModelSpec
-from nemotron_steps.config.layout.other_models import raise_if_vllm_violates, vllm_keys
 from nemotron_steps.config.layout.parallel_config import JUDGES, getter, parallel_config_of
-from nemotron_steps.config.layout.processes import raise_if_ray_needed, raise_if_rl_needs_ray
 from nemotron_steps.config.schema.base import Section
 from nemotron_steps.config.schema.convert import ConvertConfig, MergeConfig
 from nemotron_steps.config.schema.dpo import DpoConfig
@@ -31,7 +29,6 @@ from nemotron_steps.environments.custom_reward import load
 from nemotron_steps.errors import ConfigError, UnsupportedError
 from nemotron_steps.models.adapters import adapter_pairs, lora_candidates, lora_modules, recorded_base
 from nemotron_steps.models.architecture import Architecture, facts_of, hf_folder, read_config
-from nemotron_steps.models.huggingface import in_two_files
 from nemotron_steps.models.mapping import Stored, check_stored
 
 MODEL_PORTS = ("policy", "model")
@@ -40,7 +37,7 @@ MODEL_PORTS = ("policy", "model")
 
 def check_placement(config: SftConfig | DpoConfig, inputs: Mapping[str, Artifact | None]) -> None:
     """Refuse what a step that trains without generating cannot place. See StepTable.preflight."""
-    raise_if_ray_needed(config.cluster, config.policy)
+    raise_if_ray_needed(config)
     refuse_violations(config, inputs)
 
 
@@ -90,8 +87,7 @@ def check_generation(
 def check_graders(
     config: EvalConfig | StagesEvalConfig | DifficultyConfig | RlConfig, inputs: Mapping[str, Artifact | None]
 ) -> None:
-    """Refuse folders that a step's judges cannot generate from; those that are here, and that no earlier step makes.
-    And a reward function that does not load."""
+    """Refuse folders here that a step's judges cannot generate from, and a reward function that does not load."""
     custom = config.env.nemo_gym.environments.get("reward_function")
     for each in custom.get("functions", ()) if isinstance(custom, Mapping) else ():
         if isinstance(each, Mapping) and isinstance(each.get("function"), str):
@@ -112,7 +108,8 @@ def check_graders(
 def _refuse_of_vllm(models: Mapping[str, ModelSpec], config: Section) -> None:
     """ConfigError for what vLLM would refuse of models that no plan could look at: cuts, and lengths."""
     get = getter(config)
-    raise_if_vllm_violates(models, get)
+    for together in vllm_violations(models, get):
+        raise_if_violated(together.violations)
     for model_key, model in models.items():
         for each in limit_violations(model_key, model_key, model, get) if vllm_keys(model_key, get) is not None else ():
             raise each
@@ -124,8 +121,7 @@ def check_tensors(folder: Path) -> Architecture:
 
 
 def check_known_tensors(folder: Path) -> Architecture | None:
-    """`check_tensors` of a folder that a library reads, which knows more models than this package: families,
-    attention and quantisations that have no Architecture (None) are left to it, and so are Megatron checkpoints."""
+    """`check_tensors` of a folder whose family may be unknown here (None), or that is a Megatron checkpoint."""
     if hf_folder(folder) != folder or str(read_config(folder / "config.json").get("model_type")) not in FAMILIES:
         return None
     try:
@@ -137,12 +133,8 @@ def check_known_tensors(folder: Path) -> Architecture | None:
 
 def _check_stored(folder: Path, architecture: Architecture) -> Architecture:
     stored: dict[str, Stored] = {}
-    file_of: dict[str, str] = {}
     for shard in safetensors_shards(folder):
         for name, entry in read_safetensors_header(shard).items():
-            if name in file_of:
-                raise in_two_files(name, folder, file_of[name], shard.name)
-            file_of[name] = shard.name
             stored[name] = Stored(entry["dtype"].lower(), tuple(entry["shape"]), entry["dtype"] in _PLAIN)
     check_stored(stored, architecture, str(folder))
     return architecture
@@ -156,8 +148,7 @@ def check_converted(config: ConvertConfig, inputs: Mapping[str, Artifact | None]
 
 
 def check_base(config: MergeConfig, inputs: Mapping[str, Artifact | None]) -> None:
-    """Refuse a Hugging Face folder that an adapter cannot be added to: the one that is given, else the one that the
-    adapter names. See StepTable.preflight."""
+    """Refuse a folder that an adapter cannot be added to: the given one, else what the adapter names."""
     adapter, base = inputs.get("adapter"), config.base
     if base is None and adapter is not None:
         base = recorded_base(adapter.path)
@@ -167,7 +158,7 @@ def check_base(config: MergeConfig, inputs: Mapping[str, Artifact | None]) -> No
 
 def check_rl(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> Iterable[str]:
     """Refuse what the step would refuse when it starts, as far as its prompts exist. See StepTable.preflight."""
-    raise_if_rl_needs_ray(config)
+    raise_if_ray_needed(config)
     refuse_violations(config, inputs)
     check_graders(config, inputs)
     if "validation" in inputs and not validation_keys(config):
@@ -218,6 +209,5 @@ def nothing_to_train() -> ConfigError:
     return ConfigError(
         "nothing to train: neither a checkpoint nor a shape for a new model",
         where="policy.checkpoint",
-        expected="policy.checkpoint or from_scratch.*",
         hints=["--input model=PATH", "+from_scratch.hidden_size=128"],
     )

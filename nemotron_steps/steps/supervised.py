@@ -20,15 +20,20 @@ from nemotron_steps.config.schema.sft import GenRmConfig, SftConfig
 from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.losses.supervised import DpoLoss, NegativeLogLikelihood
-from nemotron_steps.engine.placement.standalone import open_policy
+from nemotron_steps.engine.placement.run import open_policy
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.engine.rollouts.evaluation import measure_agreement
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
 from nemotron_steps.engine.setup.backends import build_generator
 from nemotron_steps.engine.supervised.chat_tokens import SftExample, read_packed
-from nemotron_steps.engine.supervised.dpo import PreferencePair, optimize_preferences, read_pairs
-from nemotron_steps.engine.supervised.loop import total_steps
-from nemotron_steps.engine.supervised.sft import finetune, read_chats
+from nemotron_steps.engine.supervised.training import (
+    PreferencePair,
+    finetune,
+    optimize_preferences,
+    read_chats,
+    read_pairs,
+    total_steps,
+)
 from nemotron_steps.environments.judged.genrm_messages import layout_of
 from nemotron_steps.errors import ConfigError, StepFailedError
 from nemotron_steps.models.architecture import hf_folder
@@ -48,8 +53,7 @@ if TYPE_CHECKING:
 def trained_on_chats(
     context: StepContext[Any], config: SftConfig
 ) -> Iterator[tuple[Policy, ChatFormat, dict[str, Any]]]:
-    """A model trained on data.train and measured on data.validation: (policy, which lives until the block ends; its
-    chat format; summary)."""
+    """A model trained on data.train: (policy, which lives until the block ends; its chat format; summary)."""
     check_placement(config, {})
     if config.policy.checkpoint is None and config.from_scratch is None:
         raise nothing_to_train()
@@ -57,10 +61,13 @@ def trained_on_chats(
         raise ConfigError(
             "no training chats", where="data.train.data_path", hints=["--input chats=PATH", "data.train.data_path=PATH"]
         )
-    if config.policy.checkpoint is not None:
-        start = Path(config.policy.checkpoint)
-    else:
-        start = _initial_checkpoint(context.work / "initial", config)
+    start = Path(config.policy.checkpoint or context.work / "initial")
+    if config.policy.checkpoint is None and config.from_scratch is not None:
+        if config.data.tokenizer is None:
+            what, hint = "training from scratch needs a tokenizer", "data.tokenizer=PATH"
+            raise ConfigError(what, where="data.tokenizer", hints=[hint])
+        if not (start / "config.json").is_file():
+            initialize_checkpoint(config.from_scratch, Path(config.data.tokenizer), start, config.sft.seed)
     chat = ChatFormat.from_folder(hf_folder(start), config.policy.tokenizer.chat_template_kwargs)
     limit = config.policy.max_total_sequence_length
     train, chats, too_long = _read_examples(config.data.train.data_path, chat, limit)
@@ -84,8 +91,7 @@ def trained_on_chats(
 
 
 def _read_examples(path: str, chat: ChatFormat, max_length: int) -> tuple[Sequence[SftExample], int, int]:
-    """Packed rows or sequences of chats, whichever the file has, how many rows or chats these are, and how many chats
-    were left out for being too long."""
+    """Packed rows or sequences of chats, how many rows or chats these are, and how many were too long."""
     file = Path(path)
     first = next((row for _, row in lines.read_rows(file)), {}) if file.is_file() else {}
     if sniff_row(first) != "packed_chats":
@@ -94,25 +100,12 @@ def _read_examples(path: str, chat: ChatFormat, max_length: int) -> tuple[Sequen
     return packed, len(packed), 0
 
 
-def _initial_checkpoint(target: Path, config: SftConfig) -> Path:
-    assert config.from_scratch is not None  # or there was nothing to train
-    if config.data.tokenizer is None:
-        raise ConfigError(
-            "training from scratch needs a tokenizer", where="data.tokenizer", hints=["data.tokenizer=PATH"]
-        )
-    if not (target / "config.json").is_file():
-        initialize_checkpoint(config.from_scratch, Path(config.data.tokenizer), target, config.sft.seed)
-    return target
-
-
 def sft_automodel(context: StepContext[SftConfig]) -> None:
     """Train and write the `model` output (Hugging Face folder, or adapter)."""
     if not context.config.policy.dtensor_cfg.enabled:
         raise ConfigError(
             "this step trains with FSDP2",
             where="policy.dtensor_cfg.enabled",
-            expected="true",
-            found="false",
             hints=["policy.dtensor_cfg.enabled=true", "steps sft_automodel sft/megatron_bridge"],
         )
     with trained_on_chats(context, context.config) as (policy, _, summary):

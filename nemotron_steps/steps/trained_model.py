@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 ADAPTER = "adapter"
 _OF_THE_BASE = ("architecture", "model_type", "tokenizer", "chat_template")
-"""Attributes that an adapter has of its base."""
 
 
 def save_trained(

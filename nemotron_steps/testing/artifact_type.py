@@ -114,8 +114,7 @@ def it_comes_back_from_a_home(subject: TypeSubject) -> None:
 
 @SUITE.check("its_example_is_accepted")
 def it_is_what_its_parents_are(subject: TypeSubject) -> None:
-    """Its parents' validators accept it, and the attributes that they read are among its own: steps that take a parent
-    rely on both."""
+    """Its parents' validators accept it, and the attributes that they read are among its own."""
     folder = subject.written("parents")
     own = subject.validated(folder)
     for parent in subject.ancestors:

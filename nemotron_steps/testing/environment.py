@@ -3,12 +3,10 @@
 import asyncio
 import copy
 import inspect
-import io
 import json
 import threading
 import time
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 from unittest import mock
 
@@ -20,7 +18,6 @@ from nemotron_steps.errors import DataError, StepsError
 from nemotron_steps.testing.environment_subject import (
     PROMPT_KEYS,
     STRANGE,
-    UNITS,
     WORTHLESS,
     Answer,
     EnvironmentSubject,
@@ -71,7 +68,7 @@ def settings_are_strict(subject: EnvironmentSubject) -> None:
     raise Unmet(f"{config.__qualname__} lets unknown keys or later changes through", hint="extend EnvironmentConfig")
 
 
-@SUITE.check("env_show_renders")
+@SUITE.check("is_registered")
 def it_is_documented(subject: EnvironmentSubject) -> None:
     """Its module says what it rewards and names the fields of a row; each setting says what it does."""
     from nemotron_steps.environments.catalog import described
@@ -88,23 +85,6 @@ def it_is_documented(subject: EnvironmentSubject) -> None:
         if not setting.text:
             where = subject.found.config_class.__qualname__
             raise Unmet(f"the setting `{setting.name}` is not described", where=where, hint="put a string below it")
-
-
-@SUITE.check("is_registered")
-def env_show_renders(subject: EnvironmentSubject) -> None:
-    """`steps env show` tells it, as text and as JSON."""
-    from nemotron_steps.cli.main import steps
-
-    for words in (["env", "show", subject.name], ["env", "show", subject.name, "--json"]):
-        out, err = io.StringIO(), io.StringIO()
-        with redirect_stdout(out), redirect_stderr(err):
-            code = steps(words)
-        if code or subject.name not in out.getvalue():
-            raise Unmet(f"`steps {' '.join(words)}` fails", found=(err.getvalue() or out.getvalue())[-400:])
-    try:
-        json.loads(out.getvalue())
-    except ValueError as error:
-        raise Unmet("`steps env show --json` prints no JSON", found=out.getvalue()[:200]) from error
 
 
 @SUITE.check("is_registered")
@@ -175,11 +155,6 @@ def unknown_fields_change_nothing(subject: EnvironmentSubject) -> None:
         raise Unmet("a field that it does not know changes the verdict", found=f"{plain(one)} and {plain(other)}")
 
 
-_SMALL, _LARGE = 8_192, 65_536
-_UNNOTICED = 0.05
-"""Seconds of processor time in which an answer of _LARGE characters may be judged however it likes."""
-
-
 @SUITE.check("empty_answers_are_judged")
 def right_answers_earn_most(subject: EnvironmentSubject) -> None:
     """The right answer of each row earns more than an answer without content."""
@@ -234,8 +209,7 @@ for _check in STRANGE:
 
 @SUITE.check("right_answers_earn_most", "broken_markup_is_judged")
 def typed_answers_are_judged(subject: EnvironmentSubject) -> None:
-    """A right answer with a value of another type in it, not finite, nested deep or a megabyte long gets a reward; less
-    than the right one where a number became none, or everything null."""
+    """A right answer with a value of another type in it is judged; less than right where a number became none."""
     row = subject.rows[0]
 
     async def look(environment: Environment) -> None:
@@ -248,35 +222,6 @@ def typed_answers_are_judged(subject: EnvironmentSubject) -> None:
             if wrong and best is not None and verdict.reward >= best:
                 earned = f"{what} earns {verdict.reward}, the right answer {best}"
                 raise Unmet(earned, hint="refuse it, once, when it is read")
-
-    subject.within(look)
-
-
-@SUITE.check("huge_answers_are_judged")
-def time_grows_with_the_answer(subject: EnvironmentSubject) -> None:
-    """Eight times the answer takes at most some eight times the time, whatever it is made of."""
-
-    async def seconds(environment: Environment, text: str) -> float:
-        times = []
-        for _ in range(2):
-            row = copy.deepcopy(subject.rows[0])
-            begin = time.process_time()
-            await judged(environment, row, text)
-            times.append(time.process_time() - begin)
-            if times[-1] < _UNNOTICED:
-                break
-        return min(times)
-
-    async def look(environment: Environment) -> None:
-        for unit in UNITS:
-            large = await seconds(environment, unit * (_LARGE // len(unit)))
-            if large < _UNNOTICED:
-                continue
-            small = await seconds(environment, unit * (_SMALL // len(unit)))
-            if large > 3 * (_LARGE / _SMALL) * max(small, 0.002):
-                took = f"{unit!r} again and again: {small:.3f} s for {_SMALL} characters, {large:.3f} s for {_LARGE}"
-                hint = "a regular expression that backtracks, a search inside of a loop; GradingPool bounds the rest"
-                raise Unmet(took, hint=hint)
 
     subject.within(look)
 

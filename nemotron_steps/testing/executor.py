@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -36,9 +35,6 @@ with open(path("begun"), "a") as file:
 told = {"words": words, "cwd": os.getcwd(), "environment": dict(os.environ), "pid": os.getpid()}
 print(f"kit out {os.getpid()}", flush=True)
 print(f"kit err {os.getpid()}", file=sys.stderr, flush=True)
-if kind == "print":
-    for number in range(20):
-        print("a line of a log\\n" * 4096, flush=True)
 with open(path("told.part"), "w") as file:
     json.dump(told, file)
 os.rename(path("told.part"), path("told.json"))
@@ -52,28 +48,11 @@ while kind == "wait" and not os.path.exists(path("go")) and time.monotonic() < u
 """
 _OF_THE_JOB = ("told.json", "told.part", "begun", "stopped", "go")
 """Files of a run's folder that the job writes, or the kit for it."""
-_SUBMITTER = """
-import json, os, signal, sys
-from pathlib import Path
-from nemotron_steps.testing.executor import ExecutorSubject
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and then by what it starts
-name, folder, keys, seconds = json.loads(sys.argv[1])
-subject = ExecutorSubject(name, Path(folder), keys, seconds)
-launch = subject.launch("wait")
-job = subject.executor.submit(launch)
-Path(folder, "submitted").write_text(json.dumps([str(launch.folder), job]))
-os.killpg(0, signal.SIGHUP)
-"""
-"""A process that submits a job and ends as a terminal that is closed ends what runs in it."""
 
 
 @dataclass(frozen=True)
 class SmallLaunch(Launch):
-    """A launch whose command is a small job of the kit's: what it does, and words that it repeats.
-
-    `run` ends at once, `fail` with exit code 3, `kill` by SIGKILL, `wait` when a file `go` is in its folder; `print`
-    prints a megabyte.
-    """
+    """A launch of a small job of the kit's; `wait` ends when a file `go` is in its folder."""
 
     def command(self, *, in_container: bool = False) -> list[str]:
         """See Launch."""
@@ -226,8 +205,8 @@ def it_gets_what_it_was_given(subject: ExecutorSubject) -> None:
 
 @SUITE.check("a_job_runs")
 def what_it_prints_is_kept(subject: ExecutorSubject) -> None:
-    """A megabyte on stdout, and stderr, is in the run's folder, and so is that of the run's next job (`--resume`)."""
-    launch, jobs, pids = subject.launch("print"), [], []
+    """Stdout and stderr are in the run's folder, and so are those of the run's next job (`--resume`)."""
+    launch, jobs, pids = subject.launch("run"), [], []
     for _ in range(2):
         (launch.folder / "told.json").unlink(missing_ok=True)
         jobs.append(subject.submitted(launch))
@@ -278,36 +257,6 @@ def a_failure_is_not_done(subject: ExecutorSubject) -> None:
 
 
 @SUITE.check("a_job_runs")
-def a_job_outlives_its_submitter(subject: ExecutorSubject) -> None:
-    """`-b`: the terminal is closed, the job goes on, and another process finds it by its name."""
-    folder = subject.folder / "another"
-    folder.mkdir()
-    request = [subject.name, str(folder), dict(subject.keys), subject.seconds]
-    done = subprocess.run(
-        [sys.executable, "-c", _SUBMITTER, json.dumps(request)],
-        start_new_session=True,
-        capture_output=True,
-        timeout=subject.seconds + 30,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
-    )
-    if not (folder / "submitted").is_file():
-        raise Unmet("a job cannot be submitted from another process", found=done.stderr.decode()[-400:])
-    run_folder, job = json.loads((folder / "submitted").read_text())
-    try:
-        subject.wait(lambda: Path(run_folder, "told.json").is_file() or subject.executor.status(job).state.over)
-        time.sleep(0.1)  # what ends with the terminal has ended
-        state = subject.executor.status(job).state
-        if state.over or Path(run_folder, "stopped").exists():
-            hint = "start_new_session=True; the name alone has to find the job"
-            raise Unmet(
-                "a job ends with the process that submitted it, or is not known to another", found=state, hint=hint
-            )
-    finally:
-        Path(run_folder, "go").touch()
-        subject.over(job)
-
-
-@SUITE.check("a_job_runs")
 def cancel_stops_a_job(subject: ExecutorSubject) -> None:
     """A cancelled job gets SIGTERM, itself and not only the shell of its setup_lines, and nothing of it is left."""
     launch = subject.launch("wait", setup_lines=["true"])
@@ -325,7 +274,6 @@ def cancel_stops_a_job(subject: ExecutorSubject) -> None:
 
 
 def _bytes_of(path: Path) -> bytes:
-    """What is in a file; nothing of one that is not there."""
     try:
         return path.read_bytes()
     except OSError:

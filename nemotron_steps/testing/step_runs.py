@@ -9,34 +9,13 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.errors import StepFailedError, StepsError
+from nemotron_steps.errors import StepFailedError
 from nemotron_steps.testing.step_manifest import SUITE as MANIFEST
 from nemotron_steps.testing.step_subject import CANARY, PICTURE, Ran, StepSubject, cut, files_of, tree_of
 from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet, told
 
 SUITE: Suite[StepSubject] = Suite(MANIFEST)
 _COMPOSES = "every_config_composes"
-
-
-@SUITE.check("manifest_loads")
-def show_and_help_render(step: StepSubject) -> None:
-    """`steps list` and `steps show` tell the step with its ports and parameters, as text and as JSON."""
-    manifest = step.manifest
-    home = step.folder / "shown"
-    commands = [["show", manifest.id], ["show", manifest.id, "--json"], ["list", "--json"], ["run", "--help"]]
-    ran = step.process("shown", commands, home=home)
-    for words, done in zip(commands, ran.commands, strict=False):
-        if done["code"]:
-            raise Unmet(f"`steps {' '.join(words)}` fails", found=done["err"][-400:])
-    if len(ran.commands) < len(commands):
-        raise Unmet("`steps show` ended the process", found=ran.output[-400:])
-    shown = " ".join(ran.commands[0]["out"].split())
-    names = [*manifest.inputs, *manifest.outputs, *(parameter.name for parameter in manifest.parameters)]
-    missing = [text for text in (manifest.id, manifest.step.description, *names) if " ".join(text.split()) not in shown]
-    if missing:
-        found, hint = f"without {', '.join(map(repr, missing))}", "names and descriptions are plain text"
-        where = manifest.where("step")
-        raise Unmet(f"`steps show {manifest.id}` does not tell all of it", where=where, found=found, hint=hint)
 
 
 @SUITE.check(_COMPOSES)
@@ -187,13 +166,6 @@ def leaves_nothing_running(step: StepSubject) -> None:
 
 
 @SUITE.check("outputs_validate")
-def leaves_the_process_as_it_was(step: StepSubject) -> None:
-    """The working directory, the environment and signals are for the steps behind it as they were."""
-    if step.first.seen["changed"]:
-        raise Unmet(f"the step changes {', '.join(step.first.seen['changed'])} and does not restore it")
-
-
-@SUITE.check("outputs_validate")
 def asks_no_other_machine(step: StepSubject) -> None:
     """The tiny config needs no network."""
     if step.first.seen["hosts"]:
@@ -209,30 +181,6 @@ def keeps_secrets_out(step: StepSubject) -> None:
 
 
 @SUITE.check("a_second_run_is_cached")
-def key_knows_every_parameter(step: StepSubject) -> None:
-    """A parameter whose value is no part of the cache key does not change what is made."""
-    key, tried = step.key(), 0
-    for parameter in step.manifest.parameters:
-        for value in _other_values(step.compose().flat.get(parameter.name), parameter.choices):
-            override = f"{parameter.name}={json.dumps(value)}"
-            try:
-                same = step.key(overrides=[override]) == key
-            except StepsError:
-                continue  # a value that the config refuses
-            tried += 1
-            if not same:
-                break
-            home = step.folder / "operational" / parameter.name
-            ran = step.process(f"operational-{home.name}", [step.words(home, overrides=[override])], home=home)
-            if ran.error() is None and step.digests(ran) != step.digests(step.first):
-                hint = "OPERATIONAL is for keys that change results by rounding at most"
-                raise Unmet(f"'{override}' changes what is made, and is not part of the cache key", hint=hint)
-            break
-    if not tried:
-        raise NotApplicable("the step has no parameter with another value to try")
-
-
-@SUITE.check("a_second_run_is_cached")
 def key_knows_the_code(step: StepSubject) -> None:
     """Every module and file of its own package that the step used is part of the cache key."""
     from nemotron_steps.runs.code_digest import Code
@@ -241,8 +189,7 @@ def key_knows_the_code(step: StepSubject) -> None:
     for reference in (step.entry_module, step.manifest.step.config_schema or ""):
         code.add_module(reference.partition(":")[0])
     known = {path.resolve() for paths in code.files.values() for path in paths}
-    used = {Path(file).resolve() for file in step.first.seen["modules"].values()}
-    used |= {Path(file).resolve() for file in step.first.seen["read"]}
+    used = {Path(file).resolve() for file in step.first.seen["used"]}
     packs = tuple(pack.base.parent.resolve() for pack in step.registry.packs if pack.name == step.manifest.pack)
     unknown = sorted(str(f) for f in used - known if not any(f.is_relative_to(pack) for pack in packs))
     if unknown:
@@ -250,32 +197,9 @@ def key_knows_the_code(step: StepSubject) -> None:
         raise Unmet("a change of these files would not make the step run again", found=", ".join(unknown), hint=hint)
 
 
-@SUITE.check("a_second_run_is_cached")
-def key_ignores_where_it_runs(step: StepSubject) -> None:
-    """Another home, working directory and copy of the inputs have the same cache key."""
-    keys = {_own_key(step, step.first), _own_key(step, step.second)}
-    if len(keys) > 1:
-        hint = "no default of the config comes from the machine, the folder or the clock"
-        raise Unmet("the cache key depends on where the step runs", found=" and ".join(sorted(keys)), hint=hint)
-
-
 def _expect_signal(ran: Ran) -> None:
     if ran.code != -signal.SIGKILL:
         raise Unmet("the step did not reach the point where it is killed", found=f"exit code {ran.code}")
-
-
-def _other_values(value: Any, choices: tuple[Any, ...]) -> list[Any]:
-    if choices:
-        return [choice for choice in choices if choice != value]
-    if isinstance(value, bool):
-        return [not value]
-    if isinstance(value, int):
-        return [value + 1, max(1, value // 2), value - 1]
-    if isinstance(value, float):
-        return [value / 2, value * 2]
-    if isinstance(value, str):
-        return [f"{value}_kit"]
-    return []
 
 
 def _own_result(step: StepSubject, ran: Ran, index: int = 0) -> dict[str, Any]:
@@ -283,16 +207,7 @@ def _own_result(step: StepSubject, ran: Ran, index: int = 0) -> dict[str, Any]:
     return found
 
 
-def _own_key(step: StepSubject, ran: Ran) -> str:
-    from nemotron_steps.artifacts.store import ArtifactStore
-
-    output = next(iter(_own_result(step, ran)["outputs"].values()))
-    producer = ArtifactStore(ran.home).find(output["ref"]).producer
-    return producer.cache_key if producer is not None else ""
-
-
 _MUST_FAIL = ("a_missing_input_is_told", "a_wrong_type_is_told")
-"""No step can cope with these."""
 
 
 def _telling(check: str) -> Callable[[StepSubject], None]:
@@ -339,7 +254,6 @@ def _told(step: StepSubject) -> list[tuple[str, str, dict[str, Any] | None]]:
 
 
 def _broken(step: StepSubject, bad: Path) -> Iterator[tuple[str, str, Path, str]]:
-    """Check, port, what it is fed, and what that is."""
     for port, path in step.fed.items():
         folder = bad / port
         missing = folder / "missing"
@@ -358,7 +272,6 @@ def _broken(step: StepSubject, bad: Path) -> Iterator[tuple[str, str, Path, str]
 
 
 def _changed(path: Path, folder: Path, change: Callable[[bytes], bytes]) -> Path:
-    """A copy whose files hold something else."""
     if path.is_dir():
         shutil.copytree(path, folder)
     else:

@@ -21,18 +21,15 @@ from nemotron_steps.manifest.registry import Registry, load_registry
 from nemotron_steps.testing.suite import NotApplicable, Unmet
 
 if TYPE_CHECKING:
-    from nemotron_steps.artifacts.models import Artifact
     from nemotron_steps.resolver.request import StepConfig
     from nemotron_steps.session.session import Session
 
 Source = str | Path | Callable[[Path], Path]
-"""A path, or a function that writes into an empty folder and returns the path."""
 
 CANARY = "kit-4f1c9e0b7a53-canary"
 """Value of a secret variable while a step runs: it must be found nowhere afterwards."""
 ROWS = 8
 PICTURE = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\xff\xfe" * 8
-"""What no file of rows or of text begins with."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,6 @@ class StepSubject:
     overrides: Sequence[str] = ()
     seconds: float = 60.0
     fed_before: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Port → the files that it was fed, before any run."""
 
     @cached_property
     def registry(self) -> Registry:
@@ -125,8 +121,7 @@ class StepSubject:
         variables: Mapping[str, str] | None = None,
         **watch: Any,
     ) -> Ran:
-        """Run commands in a process of their own, in empty folders of their own. `watch`: further fields of the
-        process's request (`at_write`, `signal`, `at_return`)."""
+        """Run commands in a process and empty folders of their own. `watch`: further fields of its request."""
         place = self.folder / "processes" / name
         cache = self.folder / "cache"
         for folder in ("cwd", "tmp", "user"):
@@ -222,27 +217,6 @@ class StepSubject:
                 fed[port.name] = sample
         return fed
 
-    def key(self, *, overrides: Sequence[str] = ()) -> str:
-        """The cache key that a run has."""
-        from nemotron_steps.artifacts.store import ArtifactStore
-        from nemotron_steps.resolver.plan import StepOutput
-        from nemotron_steps.runs.cache_key import cache_key
-        from nemotron_steps.runs.step_workdir import open_input
-        from nemotron_steps.session.run_request import RunRequest
-
-        fed = {port: str(path) for port, path in self.fed.items()}
-        asked = RunRequest((self.manifest.id,), (*self.overrides, *overrides), self.config_name, fed)
-        planned = self.bench.plan(asked).step(self.manifest.id)
-        store = ArtifactStore(self.folder / "home")
-        inputs: dict[str, Artifact] = {}
-        for port, source in planned.inputs.items():
-            if isinstance(source, StepOutput):
-                raise NotApplicable("the step's inputs are made by other steps")
-            artifact = open_input(planned, port, source, store, types=self.registry.types)
-            assert artifact is not None
-            inputs[port] = artifact
-        return cache_key(planned, inputs)
-
     def leftovers(self, name: str, folder: str) -> list[str]:
         """What a process left in its working directory (`cwd`), temporary folder (`tmp`) or HOME (`user`)."""
         place = self.folder / "processes" / name / folder
@@ -293,7 +267,6 @@ def cut(data: bytes) -> bytes:
 
 
 def _samples(n: int) -> dict[str, dict[str, Any]]:
-    """Type → its n-th row."""
     question, answer = f"What is {n} + {n}?", f"It is {2 * n}."
     return {
         "training_jsonl": {"text": f"{question} {answer}"},

@@ -1,9 +1,5 @@
-"""A suite: named checks of one kind of thing, each an item that pytest shows, selects and overrides by name.
-
-A check is a function of a subject that raises Unmet with one sentence and what to do. One that asks what the subject
-does not have raises NotApplicable, and one whose `needs` did not pass is skipped: a mistake fails the check that is
-about it, and not every check behind it.
-"""
+"""A suite: named checks of one kind of thing, each an item that pytest shows, selects and overrides by name. A check
+raises Unmet, or NotApplicable, and is skipped behind one of its `needs` that did not pass."""
 
 from __future__ import annotations
 
@@ -32,8 +28,7 @@ class Unmet(AssertionError):
 def told(
     error: StepsError | Mapping[str, Any], before: str = "", *, where: str | None = None, hint: str | None = None
 ) -> Unmet:
-    """What an error, or the JSON of one, says, with words `before` it; a place instead of its own, and a hint if it has
-    none."""
+    """What an error, or the JSON of one, says, with words `before` it; `hint`: if it has none."""
     said = error.to_dict() if isinstance(error, StepsError) else error
     code = f"{said['code']}: " if said.get("code") else ""
     hints = "; ".join(said.get("hints") or ()) or hint or said.get("expected")
@@ -82,8 +77,7 @@ class Suite(Generic[SubjectT]):
         return add
 
     def test_class(self, name: str, open_subject: Callable[[Path], SubjectT]) -> type:
-        """A class of tests for pytest, one method `test_CHECK` a check. The subject is opened once for all, in an empty
-        folder."""
+        """A class of tests for pytest, a method `test_CHECK` each. The subject is opened once, in an empty folder."""
         import pytest
 
         opened: dict[type, Examination[SubjectT]] = {}

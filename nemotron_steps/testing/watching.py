@@ -1,13 +1,6 @@
-"""What a step's function does to the machine while it runs: files it opens and makes, hosts it asks, what it leaves.
-
-Python's audit events tell. They do not reach what a program that the step starts does; for that the working
-directory and HOME of the process are empty folders, looked at afterwards.
-
-`python -m …watching REQUEST RESULT` is a process for commands of `steps`, in which a step's function is watched. The
-request is JSON: `commands`, each a list of words after `steps`; `step`, whose function is watched; the fields of Watch;
-`at_return`: the process is killed when the function has returned, before anything is committed. The result is JSON too:
-a command's exit code and output each, and what was seen.
-"""
+"""What a step's function does to the machine while it runs, by Python's audit events. `python -m …watching REQUEST
+RESULT` is a process for commands of `steps` (JSON: `commands`, `step`, the fields of Watch, `at_return`: killed
+when the function has returned) in which a step's function is watched."""
 
 import io
 import json
@@ -24,50 +17,26 @@ from typing import Any
 from nemotron_steps.sandbox.base import CANARY
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
-    "os.mkdir": ((0, 2),),
-    "os.rename": ((0, 2), (1, 3)),
-    "os.remove": ((0, 1),),
-    "os.rmdir": ((0, 1),),
-    "os.symlink": ((1, 2),),
-    "os.link": ((0, 2), (1, 3)),
-    "os.truncate": ((0, None),),
-    "os.chmod": ((0, 2),),
-    "os.chown": ((0, 3),),
-}
-"""Audit event → which of its arguments are paths that it changes, each with the argument that is the open folder it is
-relative to, as in shutil.rmtree (-1: none)."""
 _HELPER = "from multiprocessing.resource_tracker import main"
 """A program that Python starts once for a process and that ends with it."""
-_BY_TORCH = "TORCHINDUCTOR_CACHE_DIR"
-"""A variable that an import sets for the whole process: torch keeps its default there."""
 _NOWHERE = ("/dev/", "/proc/")
 
 
 @dataclass
 class Seen:
-    """What was seen: besides the obvious, what of the process is otherwise than before (`changed`), what the function
-    left running (`threads`, `children`), and the modules and other files of the step's own package that it used."""
+    """What was seen: what is left running, and the files of its own package that it `used`."""
 
     written: list[str] = field(default_factory=list)
-    """Paths written to or changed, outside of the folders allowed."""
+    """Files opened for writing, outside of the folders allowed."""
     writes_inside: int = 0
-    """Files opened for writing below the work folder."""
     hosts: list[str] = field(default_factory=list)
-    """Addresses beyond this machine that were asked."""
-    changed: list[str] = field(default_factory=list)
     threads: list[str] = field(default_factory=list)
     children: list[str] = field(default_factory=list)
-    modules: dict[str, str] = field(default_factory=dict)
-    read: list[str] = field(default_factory=list)
+    used: list[str] = field(default_factory=list)
 
 
 class Watch:
-    """Looks on while its `watching()` is open; a process has at most one, for audit hooks stay for good.
-
-    A step of `package` may write to the `allowed` folders; `inside`, the work folder, its files are counted, and at the
-    so manieth of them (`at_write`) this process gets the signal.
-    """
+    """Looks on while `watching()` is open; at the so manieth file (`at_write`) in `inside` it sends the signal."""
 
     def __init__(
         self, allowed: tuple[str, ...], inside: str, package: str, at_write: int = 0, with_signal: int = signal.SIGKILL
@@ -87,7 +56,6 @@ class Watch:
         """While a step's function runs."""
         module = sys.modules.get(self._package)
         self._folders = tuple(os.path.realpath(path) for path in getattr(module, "__path__", ()))
-        before = process_state()
         threads = set(threading.enumerate())
         children = set(_children())
         self._active = True
@@ -95,68 +63,41 @@ class Watch:
             yield
         finally:
             self._active = False
-            after = process_state()
-            self.seen.changed += [name for name in before if before[name] != after[name]]
             left = [thread for thread in threading.enumerate() if thread not in threads and thread.is_alive()]
             self.seen.threads += [thread.name for thread in left if not thread.daemon]
             self.seen.children += [command for pid, command in _children().items() if pid not in children]
-            self.seen.modules |= {
-                name: str(module.__file__)
-                for name, module in list(sys.modules.items())
-                if name.partition(".")[0] == self._package and getattr(module, "__file__", None)
-            }
+            for name, module in list(sys.modules.items()):
+                if name.partition(".")[0] == self._package and getattr(module, "__file__", None):
+                    self.seen.used.append(str(module.__file__))
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self._active:
             return
-        if event == "open":
-            path, _, flags = arguments
-            if isinstance(path, str | bytes | os.PathLike):
-                self._opened(os.fsdecode(path), bool(isinstance(flags, int) and flags & _WRITING))
-        elif event in _CHANGES:
-            for index, folder in _CHANGES[event]:
-                path = arguments[index]
-                if isinstance(path, str | bytes | os.PathLike):
-                    relative_to = -1 if folder is None else arguments[folder]
-                    opened = os.readlink(f"/proc/self/fd/{relative_to}") if relative_to >= 0 else ""
-                    self._changed(os.path.join(opened, os.fsdecode(path)))
+        if event == "open" and isinstance(arguments[0], str | bytes | os.PathLike):
+            path, flags = os.fsdecode(arguments[0]), arguments[2]
+            self._opened(path, os.path.realpath(path), isinstance(flags, int) and bool(flags & _WRITING))
         elif event == "socket.connect":
             address = arguments[1]
             if isinstance(address, tuple) and not str(address[0]).startswith(("127.", "::1", "localhost")):
                 self.seen.hosts.append(f"{address[0]}:{address[1]}")
 
-    def _opened(self, path: str, writing: bool) -> None:
-        if writing:
-            self._changed(path)
-            if _below(os.path.realpath(path), (self._inside,)):
-                self.seen.writes_inside += 1
-                if self.seen.writes_inside == self._at_write:
-                    signal.raise_signal(self._signal)
-        elif not path.endswith((".py", ".pyc")) and _below(os.path.realpath(path), self._folders):
-            self.seen.read.append(path)
-
-    def _changed(self, path: str) -> None:
-        real = os.path.realpath(path)
-        if os.path.basename(real).startswith(CANARY):
-            return  # a sandbox's doing, not its user's; one that stays there is found with all that is left
-        if not real.startswith(_NOWHERE) and not _below(real, self._allowed) and real not in self.seen.written:
+    def _opened(self, path: str, real: str, writing: bool) -> None:
+        if not writing:
+            if not path.endswith((".py", ".pyc")) and _below(real, self._folders):
+                self.seen.used.append(path)
+            return
+        if _below(real, (self._inside,)):
+            self.seen.writes_inside += 1
+            if self.seen.writes_inside == self._at_write:
+                signal.raise_signal(self._signal)
+        # What a sandbox lays out to see that it is hidden is not its user's doing.
+        canary = os.path.basename(real).startswith(CANARY)
+        if not canary and not real.startswith(_NOWHERE) and not _below(real, self._allowed):
             self.seen.written.append(real)
 
 
 def _below(path: str, folders: tuple[str, ...]) -> bool:
     return any(path == folder or path.startswith(folder + os.sep) for folder in folders)
-
-
-def process_state() -> dict[str, Any]:
-    """What of this process a plugin has to leave as it is."""
-    umask = os.umask(0)
-    os.umask(umask)
-    return {
-        "the working directory": os.getcwd(),
-        "the environment": {name: value for name, value in os.environ.items() if name != _BY_TORCH},
-        "a signal's handler": {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)},
-        "the umask": umask,
-    }
 
 
 def _children() -> dict[int, str]:
@@ -172,7 +113,6 @@ def _children() -> dict[int, str]:
 
 
 def _command(pid: int) -> str:
-    """What a process runs; empty for one that is over, be it waited for or not."""
     try:
         name, _, fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").partition("(")[2].rpartition(")")
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -187,7 +127,7 @@ def _command(pid: int) -> str:
 def main(request_path: str, result_path: str) -> None:
     """Run the commands of a request, one after the other, and write the result."""
     from nemotron_steps.cli.main import steps
-    from nemotron_steps.runs import execute, step_entry
+    from nemotron_steps.runs import execute, step_workdir
 
     request = json.loads(Path(request_path).read_text())
     watch = Watch(
@@ -197,7 +137,7 @@ def main(request_path: str, result_path: str) -> None:
         request.get("at_write", 0),
         request.get("signal", signal.SIGKILL),
     )
-    find = step_entry.imported
+    find = step_workdir.imported
 
     def watched(reference: str, planned: Any) -> Any:
         function = find(reference, planned)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from nemotron_steps.api.running import outside_event_loop
+from nemotron_steps.api.planned import outside_event_loop
 
 
 def test_loops_nest_and_the_outer_one_goes_on() -> None:

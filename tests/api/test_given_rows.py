@@ -65,7 +65,7 @@ def test_tables_that_export_arrow_are_rows(tmp_path: Path) -> None:
         (3, "holds no rows"),
         ({"train": ROWS}, "one data set is wanted"),
         (["What is 1 + 1?"], "row 1"),
-        ([{"task": "What is 1 + 1?", "key": "2"}], 'dataset=[{**row, "prompt": row["task"]} for row in dataset]'),
+        ([{"task": "What is 1 + 1?", "key": "2"}], "columns task, key"),
         ([{"prompt": "x"}, {"prompt": object()}], "row 2, column prompt"),
     ],
 )

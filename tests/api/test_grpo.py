@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps import DPO, GRPO, SFT, Registry, evaluate, open_run, run
-from nemotron_steps.api.training import Evaluation, _config_for
+from nemotron_steps.api.training import Evaluation
 from nemotron_steps.cli.main import steps
 from nemotron_steps.config.profiles import Profile
 from nemotron_steps.errors import ConfigError, RequestError, UnknownNameError
@@ -127,8 +127,8 @@ def test_rows_in_memory_are_imported_for_the_step_that_is_asked_for(
     ("asked", "more", "error", "told"),
     [
         (SFT, {"train_dataset": ROWS}, RequestError, "SFT has no argument 'train_dataset'"),
-        (DPO, {"inputs": {}}, RequestError, "DPO names its step and inputs itself"),
-        (SFT, {"rewards": shorter}, RequestError, "a config holds numbers"),
+        (DPO, {"inputs": {}}, RequestError, "DPO has no argument 'inputs'"),
+        (SFT, {"rewards": shorter}, RequestError, "SFT has no argument 'rewards'"),
         (GRPO, {"rewards": shorter, "reward": shorter}, RequestError, "given twice"),
         (GRPO, {"reward_funcs": shorter}, RequestError, "GRPO has no argument 'reward_funcs'"),
         (Evaluation, {"rewards": shorter, "weights": []}, ConfigError, "every reward has a weight"),
@@ -211,6 +211,7 @@ def test_the_config_is_that_of_the_machine(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert _config_for(None) == _config_for(Profile(executor="local", gpus_per_node=8)) == config
-    assert _config_for(Profile(executor="slurm", gpus_per_node=0)) == "cpu"
-    assert _config_for(Profile(executor="slurm", gpus_per_node=None)) == "one_gpu"
+    asked = GRPO.__new__(GRPO)
+    assert asked._config(None) == asked._config(Profile(executor="local", gpus_per_node=8)) == config
+    assert asked._config(Profile(executor="slurm", gpus_per_node=0)) == "cpu"
+    assert asked._config(Profile(executor="slurm", gpus_per_node=None)) == "one_gpu"

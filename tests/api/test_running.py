@@ -116,7 +116,7 @@ def test_a_local_profile_sets_its_variables_for_its_run_alone(workplace: Path, m
         seen.extend([os.environ.get("OWN_FLAG"), os.environ.get("NEW_FLAG")])
         return run_here(*given, **named)
 
-    monkeypatch.setattr("nemotron_steps.api.running.run_here", looked_at)
+    monkeypatch.setattr("nemotron_steps.api.planned.run_here", looked_at)
     run("toy/train", config="tiny", profile="here", progress=False)
     assert seen == ["during", "1"]
     assert os.environ["OWN_FLAG"] == "before" and "NEW_FLAG" not in os.environ

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.artifacts.confinement import confined, is_run_id, require_relative, walk
+from nemotron_steps.artifacts.files import confined, is_run_id, require_relative, walk
 from nemotron_steps.errors import ArtifactError
 
 LONG = "ü" * 127

@@ -67,4 +67,4 @@ def test_what_keeps_a_file_from_being_written_is_told_by_its_number(code: int, s
     found = as_storage_error(OSError(code, "x", "/data/x"), "/")
     assert (found is None) == (said is None)
     if found is not None and said is not None:
-        assert said in found.what and found.where == "/data/x" and str(found.found).endswith("GB free")
+        assert said in found.what and found.where == "/data/x" and str(found.found).endswith("inodes free")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.artifacts.confinement import confined, walk
+from nemotron_steps.artifacts.files import confined, walk
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError
 from tests.artifacts.checkpoint_files import write_hf

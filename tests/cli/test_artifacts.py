@@ -21,7 +21,7 @@ from nemotron_steps.runs.execute import RunResult, StepResult
 from nemotron_steps.runs.run_folder import RunFolder
 from nemotron_steps.session.publish import without_folders
 from nemotron_steps.session.run_request import RunRequest
-from tests.artifacts.checkpoint_files import write_hf, write_megatron, write_safetensors
+from tests.artifacts.checkpoint_files import write_hf, write_megatron
 from tests.cli.conftest import Cli
 
 MEGATRON_TO_HF = "convert/megatron_to_hf --input checkpoint_megatron="
@@ -54,27 +54,16 @@ def test_what_is_added_as_a_packs_own_type_is_looked_at_as_what_that_is(cli: Cli
     assert cli("artifacts", "add", "rows.jsonl", "--type", "my_rows").code == 0
 
 
-def test_two_productions_show_the_config_the_rows_and_the_lineage_that_differ(cli, workplace):
+def test_two_productions_show_the_config_and_the_inputs_that_differ(cli, workplace):
     assert cli("run", "toy_all").code == 0
     assert cli("run", "toy_all", "make.count=2", "train.optimizer.lr=0.5").code == 0
     rows = cli("artifacts", "diff", "toy/make/rows:v1", "toy/make/rows:v2")
     assert rows.code == 1
-    assert "rows of train.jsonl: 0 added, 2 removed, 2 the same" in rows.out
-    assert "count" in rows.out and "4 → 2" in rows.out
+    assert "train.jsonl" in rows.out and "count" in rows.out and "4 → 2" in rows.out
     found = cli("artifacts", "diff", "toy/train/model:v1", "toy/train/model:v2", "--json").json
     assert found["config"] == {"optimizer.lr": [0.1, 0.5]}
     assert found["inputs"] == {"rows": ["toy/make/rows:v1", "toy/make/rows:v2"]}
-    assert found["ancestors"] == {"only_a": ["toy/make/rows:v1"], "only_b": ["toy/make/rows:v2"]}
     assert list(found["files"]) == ["model.json"] and found["same"] is False
-
-
-def test_checkpoints_show_the_tensor_that_differs_most(cli, workplace):
-    for name, values in (("one", [1.0, 2.0]), ("two", [1.0, 2.5])):
-        folder = write_hf(workplace / name)
-        write_safetensors(folder / "model.safetensors", {"a": values, "b": [3.0]})
-        assert cli("artifacts", "add", str(folder), "--name", name).code == 0
-    found = cli("artifacts", "diff", "one", "two")
-    assert found.code == 1 and "tensors: 1 differ, 1 the same, largest difference 0.5 in a" in found.out
 
 
 ROW = {
@@ -109,6 +98,7 @@ def test_a_reference_at_a_bound_key_feeds_the_input(cli: Cli, workplace: Path, v
     store = ArtifactStore(workplace / "home")
     (edge,) = store.find("toy/train/model").inputs
     assert (edge.port, edge.digest) == ("rows", store.find(name).digest)
+    assert f"rows = {edge.ref}" in cli("artifacts", "show", "toy/train/model").out
 
 
 def test_splits_of_a_reference_are_those_its_keys_take(cli: Cli, workplace: Path) -> None:
@@ -135,10 +125,8 @@ def test_a_copy_outside_the_home_is_whole_or_not_there_and_replaces_nothing(cli:
     assert cli("artifacts", "add", str(write_megatron(workplace / "model")), "--name", "mine").code == 0
     (place,) = cli("artifacts", "path", "mine").out.splitlines()
     assert sorted(p.name for p in Path(place).iterdir()) == ["artifact.json", "hf", "weights"]
-    killed = workplace / f".out.export-{0:032x}"
-    killed.mkdir()
     copied = cli("artifacts", "export", "mine", "out")
-    assert f"steps run {MEGATRON_TO_HF}mine:v1" in copied.out and not killed.exists()
+    assert f"steps run {MEGATRON_TO_HF}mine:v1" in copied.out
     files = {path.relative_to("out") for path in Path("out").rglob("*") if path.is_file()}
     assert files == {path.relative_to("model") for path in Path("model").rglob("*") if path.is_file()}
     refused = cli("artifacts", "export", "mine", "out")

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from nemotron_steps.cli.errors import SWITCHES, Typed
+from nemotron_steps.cli.errors import called
 from nemotron_steps.cli.parser import build, refuse_flags_first, request_of
 from nemotron_steps.session.run_request import RunRequest, UsageError
 
@@ -90,50 +90,20 @@ def test_a_secret_is_hidden_in_whichever_part_it_stands_and_nothing_else_is():
 
 
 @pytest.mark.parametrize(
-    ("prog", "words", "hint", "where", "command"),
-    [
-        ("steps", "run S -c tiny", "a.b=1", None, "steps run S -c tiny a.b=1"),
-        ("steps", "plan P one.a=x", "one.a=1 b=2", "override 'a=x'", "steps plan P one.a=1 b=2"),
-        ("steps", "run S --config tny d=1", "-c tiny", "-c tny", "steps run S --config tiny d=1"),
-        ("steps", "run S --run=C a=1 --batch C", "-r C", "-r C -b C", "steps run S a=1 -r C"),
-        ("steps", "run S --input p=A --input q=B", "--input q=C", None, "steps run S --input p=A --input q=C"),
-        ("steps", "run S -- --x 1", "--input p=PATH", None, "steps run S --input p=PATH -- --x 1"),
-        ("steps", "run S 'x=[a b]'", "k='c d'", None, "steps run S 'x=[a b]' 'k=c d'"),
-        (
-            "nemotron",
-            "super3 rl rlvr -c test --run C g=1",
-            "n=2",
-            None,
-            "nemotron super3 rl rlvr -c test --run C g=1 n=2",
-        ),
-    ],
-)
-def test_a_change_is_shown_in_the_command_that_was_typed(prog, words, hint, where, command):
-    assert Typed(prog, tuple(shlex.split(words))).with_change(hint, where) == command
-
-
-def test_flags_without_a_value_are_those_of_the_commands():
-    found, commands = set(), [build("steps")]
-    for command in commands:
-        found |= {flag for action in command._actions if action.nargs == 0 for flag in action.option_strings}
-        choices = [each.choices for each in command._actions if isinstance(each.choices, dict)]
-        commands += [each for named in choices for each in named.values()]
-    assert found == SWITCHES
-
-
-@pytest.mark.parametrize(
     ("prog", "words", "hint", "shown"),
     [
         ("steps", "run S --home /my h", "steps status R", "steps status R --home /my"),
         ("steps", "run S --home=/h", "steps run A --force   # anew", "steps run A --force --home /h   # anew"),
         ("steps", "run S --home /h", "steps show S", "steps show S"),
         ("nemotron", "super3 rl rlvr", "steps logs R", "nemotron steps logs R"),
+        ("steps", "run S -b P", "steps run A -c tiny", "steps run A -c tiny -b P"),
     ],
 )
 def test_a_command_is_shown_as_it_is_called_here(prog, words, hint, shown, monkeypatch):
-    assert Typed(prog, tuple(shlex.split(words))).hint(hint) == shown
+    monkeypatch.setattr("nemotron_steps.cli.errors._typed", [prog, *shlex.split(words)])
+    assert called(hint) == shown
     monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
-    assert Typed(prog, tuple(shlex.split(words))).hint(hint) == (f"uv run {shown}" if "steps " in hint else shown)
+    assert called(hint) == f"uv run {shown}"
 
 
 LONG = "a" * 300

@@ -104,7 +104,7 @@ def test_a_worker_that_hears_no_signal_is_ended_sooner_after_a_second(workplace:
         "    time.sleep(60)\n"
         "    return 0\n"
         "stopping.note()\n"
-        f"supervise._UNHEARD_S, supervise._UNHEARD_AGAIN_S = {(0.5, 60) if signals == 1 else (60, 0.5)}\n"
+        f"supervise._UNWINDS_S, supervise._AGAIN_S = {(0.5, 60) if signals == 1 else (60, 0.5)}\n"
         "from nemotron_steps.cli.errors import report\n"
         "sys.exit(supervise.supervise(work, lambda error: report(error, as_json=False)))\n"
     )

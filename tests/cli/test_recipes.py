@@ -111,17 +111,21 @@ CHAIN = (
     ("command", "before"),
     [
         ("super3 rl rlvr --run P", "steps run sft/megatron_bridge -c super3 --run P"),
-        ("super3 rl rlvr -c rlvr2 -b P", "super3 rl rlvr -b P"),
-        ("super3 rl rlvr -c rlvr3 --run P", "super3 rl rlvr -c rlvr2 --run P"),
-        ("super3 rl rlhf -c small", "super3 rl swe1 -c small"),
-        ("super3 rl rlvr inputs.prompts.existing=require --run P", "super3 data prep rl rlvr -c rlvr1 --run P"),
-        ("super3 rl swe2 inputs.prompts.existing=require --run=P", "super3 data prep rl swe2 --run=P"),
+        ("super3 rl rlvr -c rlvr2 -b P", "steps run rl/nemo_rl/rlvr -c rlvr1 -b P"),
+        ("super3 rl rlvr -c rlvr3 --run P", "steps run rl/nemo_rl/rlvr -c rlvr2 --run P"),
+        ("super3 rl rlhf -c small", "steps run rl/nemo_rl/swe -c small"),
+        (
+            "super3 rl rlvr inputs.prompts.existing=require --run P",
+            "steps run data_prep/rl_prep -c super3_rlvr1 --run P",
+        ),
+        (
+            "super3 rl swe2 inputs.prompts.existing=require --run=P",
+            "steps run data_prep/rl_prep -c super3_swe2 --run=P",
+        ),
         ("steps run rl/nemo_rl/rlvr -c rlvr2 -r P", "steps run rl/nemo_rl/rlvr -c rlvr1 -r P"),
     ],
 )
-def test_what_is_to_be_run_before_is_the_recipes_command_under_the_same_profile(
-    nemo: Cli, command: str, before: str
-) -> None:
+def test_what_is_to_be_run_before_is_told_under_the_same_profile(nemo: Cli, command: str, before: str) -> None:
     Path("env.toml").write_text(ENV.replace("YOUR-CLUSTER", "P"))
     refused = nemo(*command.split())
     assert refused.code == 2 and f"hint: nemotron {before}\n" in refused.err, refused.err

@@ -47,7 +47,7 @@ def test_a_dry_run_imports_no_framework(workplace):
 
 def test_importing_the_light_layers_imports_nothing_heavy():
     code = (
-        "import sys, nemotron_steps, nemotron_steps.config.compose, nemotron_steps.config.search,"
+        "import sys, nemotron_steps, nemotron_steps.config.compose, nemotron_steps.config.secrets,"
         "nemotron_steps.cli.main, nemotron_steps.cli.watch, nemotron_steps.manifest.index;"
         "print(*{name.split('.')[0] for name in sys.modules})"
     )

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.config.search import SearchPath
+from nemotron_steps.config.compose import SearchPath
 
 STEP = "rl/toy"
 

@@ -4,7 +4,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.session.fan_out import quoted
+from nemotron_steps.session.pipelines import quoted
 
 
 def read(text: str) -> object:

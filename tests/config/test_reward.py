@@ -49,13 +49,11 @@ def test_a_file_that_is_no_python_is_refused(rewards: Path, text: bytes) -> None
     ("given", "hint"),
     [
         ("rewards.py", "reward=rewards.py:score"),
-        ("reward.py:score", "reward=rewards.py:score"),
+        ("reward.py:score", "reward=FILE.py:FUNCTION"),
         ("rewards.py:scor", "reward=rewards.py:score"),
         ("rewards.py:Judge", None),
-        ("rewards.score", "reward=rewards.py:score"),
-        ("nothing.py:other", "reward=FILE.py:FUNCTION"),
-        (["json:dumps", {"function": "rewards.py:scor", "weight": 2}],
-         "'reward=[json:dumps,{function:rewards.py:score,weight:2}]'"),
+        ("rewards.score", "reward=FILE.py:FUNCTION"),
+        (["json:dumps", {"function": "rewards.py:scor", "weight": 2}], ""),
     ],
     ids=str,
 )  # fmt: skip
@@ -66,6 +64,6 @@ def test_a_slip_is_mended_by_a_function_that_is_there(rewards: Path, given: Any,
         RlConfig.model_validate(values)
     except ValidationError as error:
         (rule,) = error.errors()[0]["ctx"]["error"].rules
-        assert rule.hint == (hint or "")
+        assert rule.hint == hint
     else:
         assert hint is None

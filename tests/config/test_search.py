@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.config.search import Mount, SearchPath
+from nemotron_steps.config.compose import Mount, SearchPath
 from nemotron_steps.errors import ConfigError
 
 
@@ -20,7 +20,6 @@ def test_configs_beside_the_manifest_go_before_those_of_packs_and_bases_of_rival
     rival = write(tmp_path / "rival", "rl/toy/theirs.yaml", "rl/base/common.yaml")
     beside = write(tmp_path / "beside", "tiny.yaml")
     search = SearchPath("rl/toy", (own, rival), beside, frozenset({rival}))
-    assert search.files() == {"more": own / "rl/toy/more.yaml", "tiny": beside / "tiny.yaml"}
     assert search.names() == ("more", "tiny")
     assert [mount.folder for mount in search.mounts()] == [beside, own, rival]
     assert search.locate("tiny") == ("rl/toy/tiny", search.mounts())
@@ -40,13 +39,3 @@ def test_a_users_file_comes_first_and_the_files_beside_it_last(tmp_path, monkeyp
         assert name == "rl/toy/mine.v2.file" and first == Mount(name, mine.parent, mine)
         assert (first.path(name), first.path("rl/toy/other.file")) == (mine, None)
         assert (tuple(between), last) == (search.mounts(), Mount("rl/toy", mine.parent))
-
-
-def test_a_config_is_read_with_every_base_that_its_defaults_name(tmp_path):
-    root = write(tmp_path, "rl/toy/a.yaml", text="defaults: [b, /rl/base/common, gone, _self_]\n")
-    write(root, "rl/toy/b.yaml", text="steps: 1\ndefaults:\n  - a\n  - ../toy/c\n")
-    write(root, "rl/toy/c.yaml", "rl/base/common.yaml", "rl/toy/other.yaml", text="more: {defaults: [other]}\n")
-    search = SearchPath("rl/toy", (root,))
-    files = ("rl/toy/a", "rl/toy/b", "rl/base/common", "rl/toy/c")
-    assert search.with_bases(root / "rl/toy/a.yaml") == [root / f"{name}.yaml" for name in files]
-    assert search.with_bases(root / "rl/toy/other.yaml") == [root / "rl/toy/other.yaml"]

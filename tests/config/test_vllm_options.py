@@ -16,9 +16,9 @@ SCHEMAS: dict[str, tuple[type[BaseModel], str, str, str]] = {
 }
 
 
-def hints(step: str, backend: str = "vllm", cfg: dict[str, Any] | None = None, **options: Any) -> list[str]:
+def hints(step: str, backend: str = "vllm", **options: Any) -> list[str]:
     schema, section, *_ = SCHEMAS[step]
-    values: dict[str, Any] = {"backend": backend, "vllm_cfg": cfg or {}, "vllm_kwargs": options}
+    values: dict[str, Any] = {"backend": backend, "vllm_kwargs": options}
     for part in reversed(section.split(".")):
         values = {part: values}
     try:
@@ -36,7 +36,7 @@ def hints(step: str, backend: str = "vllm", cfg: dict[str, Any] | None = None, *
         ("dtype", "bfloat16", "{section}.precision=bfloat16"),
         ("seed", 3, "{seed}.seed=3"),
         ("enforce_eager", True, "{generation}.vllm_cfg.enforce_eager=true"),
-        ("enable_expert_parallel", True, "{generation}.vllm_cfg.expert_parallel_size=4"),
+        ("enable_expert_parallel", True, None),
         ("logprobs_mode", "raw_logprobs", None),
     ],
 )
@@ -46,4 +46,4 @@ def test_an_option_with_a_key_of_its_own_is_refused_with_that_key(
     _, generation, section, seed = SCHEMAS[step]
     key = f"~{generation}.vllm_kwargs.{option}"
     moved = "" if said is None else f" {said.format(generation=generation, section=section, seed=seed)}"
-    assert hints(step, cfg={"tensor_parallel_size": 4}, **{option: value}) == [f"{key}{moved}"]
+    assert hints(step, **{option: value}) == [f"{key}{moved}"]

@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from nemotron_steps.config.yaml_lines import load_yaml
+from nemotron_steps.config.hydra_loader import load_yaml
 from nemotron_steps.errors import ConfigError
 
 _NUMBERISH = st.text("0123456789+-._eE:xobinfaINF", min_size=1, max_size=8)
@@ -71,7 +71,7 @@ def merge_bomb(levels: int) -> str:
     [
         (bomb(7), "too many values"),
         (merge_bomb(30), "too many values"),
-        ("a: &a {b: {c: *a}}\n", "inside of what it names"),
+        ("a: &a {b: {c: *a}}\n", "inside of itself"),
         ("a: " + "[" * 50_000, "nested too deeply"),
         ("".join(f"{' ' * n}a:\n" for n in range(400)), "nested too deeply"),
     ],

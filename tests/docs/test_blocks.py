@@ -14,8 +14,7 @@ import yaml
 
 from nemotron_steps.config.profiles import MirrorSettings, load_environment
 from nemotron_steps.engine.types import FinishReason, SamplingParams
-from nemotron_steps.environments.agents import resolve
-from nemotron_steps.environments.registry import create
+from nemotron_steps.environments.registry import create, resolve
 from tests.cli.conftest import Cli, cli, workplace  # noqa: F401, fixtures
 from tests.docs.pages import FENCE, PAGES, ROOT
 from tests.engine.rollouts.scripted import ScriptedGenerator

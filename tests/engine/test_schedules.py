@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from nemotron_steps.config.schema.policy import OptimizerConfig, SchedulerConfig
-from nemotron_steps.engine.schedules import epsilon_limit, learning_rate, sequence_length
+from nemotron_steps.engine.schedules import cosine, learning_rate, progress, sequence_length
 
 
 def test_warm_up_then_constant_as_the_recipes_run() -> None:
@@ -35,6 +35,6 @@ def test_lengths_grow_to_the_end_of_the_run() -> None:
 
 
 def test_epsilon_filtering_anneals_to_four_percent_on_a_cosine() -> None:
-    limits = [epsilon_limit(step, 11, 1.0, 0.04) for step in range(11)]
+    limits = [cosine(1.0, 0.04, progress(step, 11)) for step in range(11)]
     assert limits[0] == 1.0 and limits[-1] == pytest.approx(0.04) and limits[5] == pytest.approx(0.52)
     assert limits[0] - limits[1] < limits[4] - limits[5]  # flat at the ends

@@ -42,8 +42,7 @@ def healthy(step: int, rng: random.Random) -> Metrics:
         "grad_norm": noisy(0.5, 0.6),
         "seq_logprob_error/masked_share": rng.choice([0.0, 0.0, 0.01]),
         "policy_lag/max": 1.0,
-        "async/issued": 32.0 * (step + 1),
-        "async/withdrawn_straggler": 0.3 * (step + 1),
+        "failures/straggler": noisy(0.01, 0.5),
     }
 
 
@@ -96,7 +95,7 @@ PROVOKE: dict[str, Callable[[int, Metrics], None]] = {
     "sequences_masked": after(30, **{"seq_logprob_error__masked_share": 0.3}),
     "policy_lag_high": after(30, policy_lag__max=2.0),
     "teacher_kl_stalled": lambda step, m: m.update(teacher_divergence=0.5) if step >= 10 else None,
-    "stragglers_high": after(30, async__withdrawn_straggler=900.0),
+    "stragglers_high": after(30, failures__straggler=0.3),
 }
 
 
@@ -242,8 +241,6 @@ def test_a_bound_is_the_last_healthy_value(name: str, metric: str, quiet: float,
         ("logprob_drift", [{"token_mult_prob_error": 1.5, "policy_lag/mean": 0.1}] * 5, False),
         ("kl_dominates", [{"loss": -9.5, "actor_loss": -10.0, "kl_penalty": 0.5, "advantages/std": 30.0}] * 2, False),
         ("kl_dominates", [{"loss": 0.5, "actor_loss": 0.0, "kl_penalty": 0.5, "advantages/std": 0.1}] * 2, True),
-        ("stragglers_high", [{"async/issued": 10.0, "async/partial": 0.5, "async/withdrawn_straggler": 0.6}], True),
-        ("stragglers_high", [{"async/issued": 10.0, "async/partial": 0.5, "async/withdrawn_straggler": 0.5}], False),
         ("teacher_kl_stalled", [{"teacher_divergence": 1.0}] * 21, True),
         ("teacher_kl_stalled", [{"teacher_divergence": 1.0}] * 16 + [{"teacher_divergence": 0.91}] * 5, True),
     ],

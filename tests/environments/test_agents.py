@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.agents import misspelt, resolve, route
 from nemotron_steps.environments.base import Response, Session, ToolCall
 from nemotron_steps.environments.environment_set import EnvironmentSet
+from nemotron_steps.environments.registry import misspelt, resolve
 from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, UnsupportedError
 from nemotron_steps.steps.data_prep.rl_prep import EnvironmentChecks
 
@@ -80,17 +80,11 @@ def test_a_misspelt_agent_is_told_with_the_one_it_is_nearest_to(agent: str, mean
 
 
 @pytest.mark.parametrize(
-    "agent",
-    [
-        "swe_pivot_tool_simulation_agent",
-        "my_mcqa_agent",
-        "genrm_simple_agent_reasoning_on",
-        "jailbreak_engagement_without_disclaimer",
-    ],
+    "agent", ["swe_pivot_tool_simulation_agent", "my_mcqa_agent", "structured_outputs_v4_simple_agent"]
 )
 def test_a_variant_with_words_of_its_own_is_no_slip(agent: str) -> None:
     assert misspelt(agent) is None
-    route(row(agent), "f:1")
+    assert resolve(agent, {}) is not None
 
 
 def tool_row(agent: str) -> dict[str, Any]:

@@ -77,7 +77,7 @@ ENVIRONMENTS: dict[str, tuple[dict[str, Any], str | Callable[[dict[str, Any]], A
 ROWS = {"workplace_assistant": mailing("Hello")} | {
     case.environment: case.row for case in reversed(CASES) if case.label != "knights_knaves"
 }
-IN_PROCESSES = {"importing_it_is_light", "env_show_renders"}
+IN_PROCESSES = {"importing_it_is_light"}
 """Checks in processes of their own, of what other tests ask of every environment."""
 WITH_HELPERS = {"lc_niah", "math_with_judge", "ns_tools", "reasoning_gym", "structured_outputs"}
 """These start helper processes, which the kit would do a hundred times: it looks at their rows and settings, and

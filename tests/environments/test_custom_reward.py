@@ -1,10 +1,7 @@
 """Functions of the user's own as rewards: TRL's and verl's signatures, weights, and every way they can go wrong."""
 
 import asyncio
-import json
 import os
-import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -74,18 +71,6 @@ def test_what_is_wrong_with_a_function_is_told_and_is_no_reward(function: str, t
         assert told in verdict.details["message"] and f"reward={FILE}:{function}" in verdict.details["message"]
 
 
-def test_a_function_that_fails_comes_with_the_command_that_calls_it_alone() -> None:
-    row = {**TEXT, "key": "it's", "long": "x" * 1000}
-    (verdict,) = graded(["matches", "raises"], ["2"], row)
-    words = shlex.split(verdict.details["hint"], comments=True)
-    assert words[:2] == ["python", "-c"] and len(verdict.details["hint"]) < 400
-    alone = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=False)
-    assert "RuntimeError: no such key: gold" in alone.stderr
-    assert json.loads(words[3])[1:] == ["1 + 1?", ["2"], {"answer": "2", "key": "it's", "long": "..."}]
-    verdicts = graded(["raises"], ["1", "2", "3"], row)
-    assert json.loads(shlex.split(verdicts[2].details["hint"], comments=True)[3])[2] == ["1", "2"]
-
-
 @pytest.mark.parametrize("weight", [10.0, -10.0])
 def test_a_weighted_sum_that_is_no_finite_float32_is_no_reward_and_tells_its_parts(weight) -> None:
     """Advantages are float32: their loss was infinite, and ended the run."""
@@ -103,17 +88,17 @@ def test_a_weighted_sum_that_is_no_finite_float32_is_no_reward_and_tells_its_par
         (["2", "bad", "5", "nan"], 1.0, [0.0, 0.0, 3.0, 0.0], "verifier_crashed"),
         (["2", "bad", "5"], -1.0, [0.0, -3.0, -3.0], "verifier_crashed"),  # no more than the worst of the others
         (["2", "1e7", "5"], 1.0, [0.0, 0.0, 3.0], "verifier_timeout"),
-        (["bad", "worse"], 1.0, [0.0, 0.0], "verifier_crashed"),
+        (["bad", "worse"], 1.0, [None, None], "verifier_crashed"),
     ],
 )
 def test_an_answer_that_a_function_fails_over_earns_the_least_and_the_others_are_graded_without_it(
-    answers: list[str], weight: float, rewards: list[float], failure: str
+    answers: list[str], weight: float, rewards: list[float | None], failure: str
 ) -> None:
     functions = [{"function": f"{FILE}:numbers", "weight": weight}]
     verdicts = graded(functions, answers, TEXT, timeout_s=1)
     assert [verdict.reward for verdict in verdicts] == rewards
     blamed = [verdict.details["failure"] for verdict in verdicts if "grader_failed" in verdict.components]
-    assert blamed == [failure] * (2 if len(answers) in (2, 4) else 1)
+    assert blamed == [failure] * {2: 0, 3: 1, 4: 2}[len(answers)]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from nemotron_steps.environments.base import (
     Row,
     Session,
 )
-from nemotron_steps.environments.recorded import Regraded, RowsByPrompt, prompt_key, regrade
+from nemotron_steps.environments.recorded import Regraded, regrade
 from nemotron_steps.environments.responses import message_item
 from nemotron_steps.errors import DataError
 
@@ -108,20 +108,6 @@ def test_a_recorded_reward_that_is_no_finite_float32_is_refused_with_its_line(re
     with pytest.raises(DataError, match="must be a finite float32") as caught:
         graded(Grader(), [rollout(reward=reward)])
     assert caught.value.where == "f:0 field reward"
-
-
-def test_a_rollout_gets_back_the_fields_of_the_row_that_it_begins_with() -> None:
-    rows = [({"responses_create_params": {"input": text}, "key": text, "reward": 9}, f"f:{text}") for text in "ab"]
-    known = RowsByPrompt([*rows, rows[0]])
-    assert known.completed(rollout("b"), "g:1") == {**rows[1][0], **rollout("b")}
-    with pytest.raises(DataError, match="that of no row"):
-        known.completed(rollout("c"), "g:1")
-    with pytest.raises(DataError, match="differ") as caught:
-        RowsByPrompt([*rows, ({**rows[0][0], "key": "other"}, "f:9")])
-    assert caught.value.where == "f:9" and "f:a" in (caught.value.found or "")
-    with pytest.raises(DataError, match="must be an object with `input`"):
-        prompt_key({}, "f:1")
-    assert prompt_key(rollout("a", "b"), "") == prompt_key(rows[0][0], "") != prompt_key(rows[1][0], "")
 
 
 def test_a_recorded_rollout_has_the_session_of_one_whose_tools_were_called_elsewhere() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.errors.entry_points import entry_points
+from nemotron_steps.errors.plugins import entry_points
 
 GROUP = "some_tool.plugins"
 
@@ -35,7 +35,7 @@ def test_what_a_folder_on_the_path_announces(info: str, tmp_path: Path, monkeypa
 
 def test_metadata_is_not_even_imported_where_nothing_is_announced(tmp_path: Path) -> None:
     code = (
-        "import json, sys; from nemotron_steps.errors.entry_points import entry_points;"
+        "import json, sys; from nemotron_steps.errors.plugins import entry_points;"
         f"found = entry_points({GROUP!r}); print(json.dumps([len(found), 'importlib.metadata' in sys.modules]))"
     )
     answer = subprocess.run(

@@ -64,10 +64,7 @@ SETUPS: dict[str, Setup] = {
     "neither a GPU nor vLLM": on.together(on.without_gpus, on.without_package("vllm"), on.model(), on.questions()),
     "a package that is not installed": on.together(on.without_package("vllm"), on.model(), on.questions()),
     "a reward function that is not there": REWARDS,
-    "a reward file that is not there": REWARDS,
     "a reward file without a function": REWARDS,
-    "a reward function written like a module's": REWARDS,
-    "one of two reward functions that is not there": REWARDS,
     "rows without a column that is known as a prompt": on.together(
         on.model(), on.files({"rows.jsonl": '{"label": 2, "text": "1 + 1?"}\n'}), REWARDS
     ),

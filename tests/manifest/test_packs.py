@@ -17,7 +17,7 @@ def test_order_and_origins(tmp_path: Path) -> None:
     one = write_files(tmp_path / "one", {"manifests/types.toml": TYPES, "manifests/x.toml": step_text("one/x")})
     two = write_files(tmp_path / "two", {"types.toml": TYPES, "two/x/step.toml": step_text("two/x")})
     cwd = write_files(tmp_path / "cwd", {"manifests/y.toml": step_text("cwd/y")})
-    search = find_packs(environ={"STEPS_PATH": f"{one}:{two}"}, cwd=cwd, installed=())
+    search = find_packs(environ={"STEPS_PATH": f"{one}:{two}"}, cwd=cwd, installed=False)
     assert [(p.origin, p.base) for p in search.packs] == [
         ("built-in", builtin_pack_root() / "manifests"),
         ("STEPS_PATH", one / "manifests"),
@@ -33,9 +33,9 @@ def test_a_folder_reached_twice_is_one_pack(tmp_path: Path) -> None:
     root = write_files(tmp_path / "r", {"manifests/x.toml": step_text("r/x")})
     (tmp_path / "link").symlink_to(root)
     path = f"{root}:{tmp_path / 'link'}:{root / 'manifests'}"
-    search = find_packs(environ={"STEPS_PATH": path}, cwd=root, installed=())
+    search = find_packs(environ={"STEPS_PATH": path}, cwd=root, installed=False)
     assert [p.name for p in search.packs] == ["nemotron_steps", "r"]
-    builtin_again = find_packs(environ={}, cwd=builtin_pack_root(), installed=())
+    builtin_again = find_packs(environ={}, cwd=builtin_pack_root(), installed=False)
     assert len(builtin_again.packs) == 1
 
 

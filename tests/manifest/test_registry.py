@@ -76,8 +76,8 @@ def test_a_pipeline_under_a_steps_name_goes_by_its_pack(tmp_path: Path) -> None:
     [
         ('[[consumes]]\ntype = "top"\n[[produces]]\ntype = "b"\n', None),
         ('[[consumes]]\ntype = "a"\n[[produces]]\ntype = "a"\n[[produces]]\nname = "x"\ntype = "b"\n', None),
-        ('[[consumes]]\ntype = "a"\nrequired = false\n[[produces]]\ntype = "b"\n', "needs 0 inputs, not one"),
-        ('[[consumes]]\ntype = "a"\n[[produces]]\ntype = "high"\n', "produces no 'b'"),
+        ('[[consumes]]\ntype = "a"\nrequired = false\n[[produces]]\ntype = "b"\n', "does not make it of one 'a'"),
+        ('[[consumes]]\ntype = "a"\n[[produces]]\ntype = "high"\n', "does not make it of one 'a'"),
     ],
 )
 def test_a_converter_takes_what_the_type_is_and_makes_what_it_becomes(

@@ -1,4 +1,4 @@
-"""Adapters: which linears have one, PEFT's names, what is refused, and whose base it is."""
+"""Adapters: which linears have one, PEFT's names, what is refused, and merging."""
 
 import json
 
@@ -9,19 +9,16 @@ from safetensors.torch import load_file, save_file
 from nemotron_steps.artifacts.validators import sniff_type, validate_adapter
 from nemotron_steps.config.schema.convert import MergeConfig
 from nemotron_steps.config.schema.dpo import DpoConfig
-from nemotron_steps.config.schema.peft import LoraConfig, PeftConfig
+from nemotron_steps.config.schema.policy import LoraConfig, PeftConfig
 from nemotron_steps.errors import ArtifactError, ConfigError, UnsupportedError
 from nemotron_steps.models import megatron_checkpoint
 from nemotron_steps.models.adapters import (
-    AdapterBase,
     AdapterFolder,
     adapter_pairs,
-    fingerprint,
     lora_candidates,
     lora_modules,
     merge_adapter,
     save_adapter,
-    whole_modules,
 )
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
@@ -31,18 +28,6 @@ from nemotron_steps.steps import convert
 from nemotron_steps.steps.preflight import refuse_violations
 from tests.models import hybrid_twins
 from tests.models.checkpoints import write_checkpoint
-
-QKV = {f"model.layers.0.self_attn.{each}_proj.weight" for each in "qkv"}
-BIAS = "model.layers.0.self_attn.q_proj.bias"
-
-
-@pytest.mark.parametrize(
-    ("adapted", "others", "whole"),
-    [(QKV, set(), True), (QKV - {min(QKV)}, QKV, False), (QKV, {BIAS}, False)],
-)
-def test_a_fused_module_is_whole_with_all_its_projections_and_biases(adapted, others, whole):
-    assert whole_modules(adapted, QKV | others) is whole
-
 
 PEFT_NAMES = {
     f"base_model.model.model.layers.{layer}.{module}.lora_{half}.weight"
@@ -77,16 +62,8 @@ def adapter(base, tmp_path):
         linear_in = torch.randn(megatron_shape(pair.linear_in))
         for name, rows in split(pair.linear_out, torch.randn(megatron_shape(pair.linear_out)), architecture):
             tensors |= {name: rows, name.replace("lora_B", "lora_A"): linear_in}
-    weights = load_hf_weights(base)
-    frozen = [(name, weights[name]) for name in weights if "proj" in name]
-    save_adapter(
-        tmp_path / "adapter",
-        tensors.items(),
-        frozen,
-        config,
-        AdapterBase(str(base), "sha256:1"),
-        hf_names(architecture),
-    )
+    origin = {"base": str(base), "digest": "sha256:1"}
+    save_adapter(tmp_path / "adapter", tensors.items(), config=config, every=hf_names(architecture), **origin)
     return tmp_path / "adapter"
 
 
@@ -121,11 +98,7 @@ def test_merging_adds_the_scaled_product_and_nothing_else(family, adapter, base,
         torch.testing.assert_close(merged[name], tensor, atol=1e-5, rtol=0)
 
 
-def test_another_base_is_refused_whatever_its_shapes(adapter, tmp_path):
-    write_checkpoint("qwen3", tmp_path / "other", seed=1)
-    with pytest.raises(ArtifactError, match="not the one that the adapter was trained on") as refused:
-        merge_adapter(adapter, tmp_path / "other", tmp_path / "merged")
-    assert refused.value.hints[0].startswith("--input base=")
+def test_a_base_of_other_shapes_is_refused(adapter, tmp_path):
     write_checkpoint("qwen3", tmp_path / "smaller", hidden_size=32)
     with pytest.raises(ArtifactError, match="does not fit"):
         merge_adapter(adapter, tmp_path / "smaller", tmp_path / "merged")
@@ -166,6 +139,13 @@ def test_more_than_a_low_rank_sum_is_refused(key, value, adapter):
         AdapterFolder(adapter)
 
 
+def test_a_tensor_that_peft_does_not_name_is_no_part_of_an_adapter(adapter):
+    file = adapter / "adapter_model.safetensors"
+    save_file({**load_file(file), "model.embed_tokens.weight": torch.zeros(2, 2)}, file)
+    with pytest.raises(ArtifactError, match="does not name"):
+        AdapterFolder(adapter)
+
+
 def test_a_half_a_wrong_rank_and_a_missing_file_are_no_artifact(adapter):
     tensors = load_file(adapter / "adapter_model.safetensors")
     name = "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"
@@ -192,19 +172,6 @@ def test_a_hint_that_names_targets_takes_exclusions_back(base):
     with pytest.raises(ConfigError, match="in_proj cannot have an adapter") as caught:
         lora_modules(linears, LoraConfig(enabled=True, exclude_modules=("q_proj",)))
     assert caught.value.hints[0].endswith(" policy.dtensor_cfg.lora_cfg.exclude_modules=[]")
-
-
-def test_a_fingerprint_is_of_every_weights_name_and_first_row_in_any_precision():
-    weights = {"b": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "a": torch.tensor([[5.0]])}
-
-    def of(**changes):
-        return fingerprint({**weights, **changes}.items())
-
-    assert of() == fingerprint(reversed(weights.items())) and len(of()) == len("sha256:") + 32
-    assert of() == of(b=weights["b"].bfloat16()) == of(b=torch.tensor([[1.0, 2.0], [9.0, 9.0]]))
-    assert (
-        len({of(), of(b=torch.tensor([[1.0, 9.0], [3.0, 4.0]])), of(a=torch.tensor([[6.0]])), of(c=weights["a"])}) == 4
-    )
 
 
 @pytest.mark.parametrize(("rooted", "scale"), [(False, 2.0), (True, 4.0)])

@@ -86,7 +86,6 @@ DOWNLOAD = "hf download MODEL"
 
 MISFITS = [
     (config_with(layers_block_type=["mamba", "moe", "attention", "mlp", "mamba", "mlp"]), "lacks", "download"),
-    (config_with(hybrid_override_pattern="MM*-ME"), "MM*-ME in hybrid_override_pattern", "delete the one that"),
     (config_with(moe_latent_size=16), "experts.0.up_proj.weight has another shape", DOWNLOAD),
     (without("backbone.layers.1.mixer.gate.e_score"), "lacks the tensor backbone.layers.1.mixer.gate", "download"),
     (lambda folder: sharded(folder).unlink(), "model-00002-of-00002.safetensors", DOWNLOAD),

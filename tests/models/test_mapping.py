@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from nemotron_steps.config.schema.peft import PeftConfig
+from nemotron_steps.config.schema.policy import PeftConfig
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.adapters import adapter_pairs
 from nemotron_steps.models.architecture import Architecture

@@ -3,7 +3,7 @@
 from functools import partial
 
 from nemotron_steps.config.profiles import RunTable
-from nemotron_steps.config.published.translate import find, is_foreign
+from nemotron_steps.config.published import find, is_foreign
 from nemotron_steps.config.schema.base import Section
 from nemotron_steps.config.schema.data_prep import RlPrepConfig
 from nemotron_steps.config.schema.rl import RlConfig

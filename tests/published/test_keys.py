@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.config.published.translate import find, translate
+from nemotron_steps.config.published import find, translate
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.validation import has_key
 from nemotron_steps.errors import ConfigError

@@ -3,11 +3,10 @@
 import pytest
 
 from nemotron_steps.config.profiles import RunTable
-from nemotron_steps.config.published.translate import translate
+from nemotron_steps.config.published import translate
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.validation import has_key
-from nemotron_steps.environments.agents import AGENTS
-from nemotron_steps.environments.registry import environment_class
+from nemotron_steps.environments.registry import AGENTS, environment_class
 from nemotron_steps.resolver.request import StepConfig
 from nemotron_steps.session.session import Session
 from tests.published.page import status

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.resolver.config_checks import (
+from nemotron_steps.resolver.checks import (
     check_placeholders,
     is_placeholder,
 )
@@ -62,8 +62,9 @@ def test_what_an_input_fills_in_is_none_and_a_list_may_hold_several(
         "l": ["y", "???", ["/path/to/z", 3]],
         "t": {"u": "fine"},
     }
-    found = check_placeholders(manifest, StepConfig(values, origin=lambda key: f"f:{key}"), "s", fed)
+    config = StepConfig(values, origin=lambda key: f"f:{key}")
+    found = list(check_placeholders(manifest, config, "s", fed))
     assert [problem.hints for problem in found] == [(f"{key}=VALUE",) for key in left]
     assert [problem.where for problem in found] == [f"f:{key}" for key in left]
     assert [problem.found for problem in found if problem.where == "f:l"] == ["???", "/path/to/z"]
-    assert check_placeholders(manifest, StepConfig({"x": "fine"}), "s", set()) == []
+    assert list(check_placeholders(manifest, StepConfig({"x": "fine"}), "s", set())) == []

@@ -1,20 +1,10 @@
 """What is offered for data that is no artifact."""
 
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nemotron_steps.session.supplied_data import _look, unknown_rows
-
-
-def test_a_compressed_file_is_unpacked_by_the_command(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
-    subprocess.run(["gzip", "rows.jsonl"], cwd=tmp_path, check=True)
-    convert = _look(tmp_path / "rows.jsonl.gz")[1]
-    subprocess.run(["bash", "-c", str(convert)], cwd=tmp_path, check=True)
-    assert (tmp_path / "rows.jsonl").read_text() == '{"a": 1}\n'
+from nemotron_steps.session.supplied_data import unknown_rows
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def chosen(tmp_path: Path, port: Consumes, *steps: str) -> list[str]:
     chain = Chain(TYPES)
     for step in steps:
         chain.add(step, registry.step(step))
-    return [f"{found.source.step_key}.{found.source.port}" for found in chain.candidates(port)]
+    return [f"{source.step_key}.{source.port}" for source, _ in chain.candidates(port)]
 
 
 NEEDED, OPTIONAL = Consumes(type="mega"), Consumes(type="mega", required=False)

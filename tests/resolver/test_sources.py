@@ -1,19 +1,16 @@
 """Where a port's artifact comes from."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nemotron_steps.errors import PlanError
-from nemotron_steps.manifest.models import StepManifest
-from nemotron_steps.resolver.graph import with_references
 from nemotron_steps.resolver.plan import Plan, SuppliedInput
 from nemotron_steps.resolver.problems import AbsentInput
-from nemotron_steps.resolver.request import Request, StepConfig, request_for_steps
+from nemotron_steps.resolver.request import Request, request_for_steps
 from nemotron_steps.resolver.resolve import resolve
-from tests.resolver.worlds import World, pipeline, step_of, types_of, wiring, world_of
+from tests.resolver.worlds import World, pipeline, types_of, wiring, world_of
 
 
 def planned(world: World, request: Request, **options: Any) -> Plan:
@@ -24,14 +21,6 @@ def refused(world: World, request: Request, **options: Any) -> list[Any]:
     with pytest.raises(PlanError) as caught:
         planned(world, request, **options)
     return list(caught.value.problems)
-
-
-def test_only_a_step_that_converts_is_looked_through(tmp_path: Path) -> None:
-    types = types_of(hf={"mega": "up"}, mega={"hf": "down"}, report="")
-    steps = {"make": "-> hf", "polish": "hf -> mega", "use": "hf -> report", "up": "hf -> mega", "down": "mega -> hf"}
-    world = world_of(tmp_path, types, steps)
-    assert wiring(world.plan("make", "polish", "use"))["use"] == {"hf": "down.hf"}
-    assert wiring(world.plan("make", "up", "use"))["use"] == {"hf": "make.hf"}
 
 
 def test_an_artifact_that_is_not_here_is_an_error_and_part_of_a_plan_that_is_only_looked_at(world: World) -> None:
@@ -101,33 +90,3 @@ def test_a_constraint_on_a_port_that_takes_many_is_one_on_each(many_world: World
     assert problem.code == "E304" and "another tokenizer" in problem.what
     assert problem.expected == "teachers.odd.tokenizer = T (as policy.tokenizer)" and problem.found == "U"
     assert problem.hints == ("--input teachers.odd=PATH   # another one",)
-
-
-@pytest.fixture
-def step(tmp_path: Path) -> StepManifest:
-    ports = """
-[[consumes]]
-name = "prompts"
-type = "rows"
-bind = { "data.train" = "train.jsonl", "data.val" = "validation.jsonl|train.jsonl", "data.test" = "heldout.jsonl" }
-[[consumes]]
-name = "validation"
-type = "rows"
-bind = { "data.val" = "validation.jsonl" }
-[[consumes]]
-name = "model"
-type = "hf"
-bind = "model.path"
-[[consumes]]
-name = "unbound"
-type = "hf"
-"""
-    return step_of(tmp_path, "s", ports)
-
-
-def given(step: StepManifest, data: dict[str, Any], **more: Any) -> tuple[StepConfig, list[str]]:
-    values = {"data": data, "model": {"path": None}, **more.pop("values", {})}
-    before = copy.deepcopy(values)
-    config, problems = with_references(step, StepConfig(values, **more), "s")
-    assert values == before
-    return config, [f"{problem.code} {problem.found}" for problem in problems]

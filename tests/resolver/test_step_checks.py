@@ -10,10 +10,10 @@ from nemotron_steps.resolver.checks import (
     CHECKS,
     CheckSubject,
     chats_can_be_written,
+    check_attributes,
     judges_are_asked_as_trained,
     sorted_data_is_served_in_order,
 )
-from nemotron_steps.resolver.config_checks import check_attributes
 from nemotron_steps.resolver.layout import generators_have_gpus, layout_fits, profile_size, teachers_fit
 from nemotron_steps.resolver.request import StepConfig
 

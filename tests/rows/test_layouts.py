@@ -99,7 +99,6 @@ def test_the_column_that_is_named_is_the_prompt_of_a_row_of_nemo_gym_too() -> No
         imported_prompt(row, "f:1", "tusk")
 
 
-MANY = [USER, ASSISTANT, {"role": "user", "content": "And 2 + 2?"}]
 PAIRS: dict[str, tuple[dict[str, Any], list[Message], list[Message]]] = {
     "as JSON text": (
         {"prompt": json.dumps([USER]), "chosen": json.dumps([USER, ASSISTANT]), "rejected": json.dumps([USER, WRONG])},
@@ -118,11 +117,6 @@ PAIRS: dict[str, tuple[dict[str, Any], list[Message], list[Message]]] = {
             "rejected": [USER, WRONG],
         },
         [USER],
-        [ASSISTANT],
-    ),
-    "the text of the last question, before whole chats": (
-        {"prompt": "And 2 + 2?", "chosen": [*MANY, ASSISTANT], "rejected": [*MANY, WRONG]},
-        MANY,
         [ASSISTANT],
     ),
     "implicit, answers of several turns": (

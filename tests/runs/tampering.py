@@ -90,7 +90,7 @@ def use_everything(store: ArtifactStore, place: Path) -> list[str]:
         with suppress(StepsError):
             store.open(artifact).jsonl()
     for artifact in artifacts[-1:]:
-        for use in (lambda a: lineage(store, a), lambda a: store.by_digest(a.digest)):
+        for use in (lambda a: lineage(store, a), lambda a: store.find(a.digest)):
             with suppress(StepsError):
                 use(artifact)
     for name in store.names():

@@ -29,7 +29,7 @@ FILES = {
     "rewards.py": "import json, numpy\nimport helper\nfrom lib import one\n"
     "if json: import scratch.part\nopen('answers.json')\nopen('seen.txt', 'a')\n"
     "LOG = Path('own.log')\nLOG.open('w')\nopen('catalog.json')  # changelog\nopen('names')\nopen('rules/other.md')\n"
-    "for each in (HERE / 'rules').glob('*.txt'): row['output']\nlistdir('words')\n"
+    "for each in (HERE / 'rules').glob('*.rule'): row['output']\nlistdir('words')\n"
     "import_module(f'{name}')\nsave(load('saved.npy'))\n",
     "helper.py": "def f():\n    from deeper import (\n        x,\n    )\n",
     "deeper.py": "import importlib\nx = importlib.import_module('called')\n",
@@ -40,7 +40,7 @@ FILES = {
     "saved.npy": "",
     "own.log": "",
     "names": "",
-    "rules/one.txt": "",
+    "rules/one.rule": "",
     "rules/other.md": "",
     "words/deep/one": "",
     "words/.hidden": "",
@@ -78,11 +78,11 @@ FILES = {
     "site/plugin-1.0.dist-info/METADATA": "Name: plugin\nVersion: 1.0\n",
     "site/plugin-1.0.dist-info/entry_points.txt": "[nemotron_steps.environments]\nplugin = plugin.env:Env\n",
     "site/agents/by_config.py": "",
-    "site/agents/by_row.py": "",
+    "site/row_agents.py": "",
     "site/agents/not_named.py": "",
     "site/agents-1.0.dist-info/METADATA": "Name: agents\nVersion: 1.0\n",
     "site/agents-1.0.dist-info/entry_points.txt": "[nemotron_steps.environments]\nby_config = agents.by_config:Env\n"
-    "by_row = agents.by_row:Env\nnot_named = agents.not_named:Env\n",
+    "by_row = row_agents:Env\nnot_named = agents.not_named:Env\n",
     "site/scorers/deep/judge.py": "",
     "site/scorers/deep/__init__.py": "",
     "site/scorers/rewards.py": "",
@@ -187,11 +187,11 @@ SAID = [
         ("seen.txt", None),
         ("own.log", None),
         ("saved.npy", "file saved.npy"),
-        ("rules/one.txt", "file *.txt"),
-        ("words/deep/one", "file words/"),
+        ("rules/one.rule", "file one.rule"),
+        ("words/deep/one", "file one"),
         ("words/.hidden", None),
-        ("lib/tables/one.csv", "file lib/*.csv"),
-        ("tables/two.csv", "file lib/*.csv"),
+        ("lib/tables/one.csv", "file one.csv"),
+        ("tables/two.csv", "file two.csv"),
         ("beside/next_door.py", "file next_door.py"),
         ("lib/elsewhere/placed.py", "file placed.py"),
         ("unused.py", "file unused.py"),  # which import_module may import
@@ -210,10 +210,10 @@ SAID = [
         ("site/plugin/table.py", "code: plugin/table.py"),
         ("site/plugin/prompt.txt", "code: plugin/prompt.txt"),
         ("site/plugin_core/base.py", "code: plugin_core/base.py"),
-        ("site/plugin/unused.py", None),
+        ("site/plugin/unused.py", "code: plugin/unused.py"),
         ("site/agents/by_config.py", "code: agents/by_config.py"),
-        ("site/agents/by_row.py", "code: agents/by_row.py"),
-        ("site/agents/not_named.py", None),
+        ("site/row_agents.py", "code: row_agents.py"),
+        ("site/agents/not_named.py", "code: agents/not_named.py"),
         ("site/scratch/part.py", None),
         ("site/scratch_dist-1.0.dist-info/METADATA", "code: distribution scratch-dist: 1.0 -> 1.0.1"),
         # this package
@@ -231,12 +231,12 @@ SAID = [
         ("helper.py", "file helper.py"),
         ("site/plugin/rules.py", "code: plugin/rules.py"),
         ("words.txt", f"file {SETTINGS}.plugin.word_lists.0"),
-        ("site/agents/by_row.py", None),  # its rows all go to evaluation.environment
+        ("site/row_agents.py", None),  # its rows all go to evaluation.environment
         ("nemotron_steps/engine/losses/policy_gradient.py", None),
     ),
     *rows_of(
         PREPARE,
-        ("site/agents/by_row.py", "code: agents/by_row.py"),  # it checks rows that nobody has read yet
+        ("site/row_agents.py", "code: row_agents.py"),  # it checks rows that nobody has read yet
         ("nemotron_steps/rows/messages.py", "code: rows/messages.py"),
         ("nemotron_steps/environments/text/mcqa.py", "code: environments/text/mcqa.py"),
         ("nemotron_steps/artifacts/lineage.py", None),

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.runs.crash_report import record_death
 from nemotron_steps.runs.locks import hold
+from nemotron_steps.runs.recorder import record_death
 from nemotron_steps.runs.run_folder import RunFolder, get_run, read_events
 
 STATES = {"a": "ran", "b": "cached", "c": "reused", "d": "running", "e": "pending"}

@@ -9,6 +9,7 @@ import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import DataError, NonFiniteLossError
+from nemotron_steps.runs.report.page import write_comparison
 from tests.runs.runner_toy_plan import run
 
 VOID = {"meta", "input", "circle", "line", "rect", "path", "br"}
@@ -83,7 +84,7 @@ def test_report_needs_no_network_and_escapes_model_output(store: ArtifactStore) 
     assert "@import" not in html and "url(http" not in html and "<script src" not in html
 
 
-def test_report_of_a_failed_run_has_its_last_attempts_error_row_traceback_and_advice(
+def test_report_of_a_failed_run_has_its_last_attempts_error_traceback_and_advice(
     store: ArtifactStore, tmp_path: Path
 ) -> None:
     rows = tmp_path / "mine.jsonl"
@@ -92,7 +93,6 @@ def test_report_of_a_failed_run_has_its_last_attempts_error_row_traceback_and_ad
         run(store, train={"fail": f"row {rows}:2"})
     (folder,) = (store.backend.scratch / "runs").iterdir()
     text = page_of(folder).text
-    assert '{"text": "<bad>", "mark": "x"}' in text
     assert "Traceback (most recent call last)" in text and "runner_toy_steps.py" in text
     with pytest.raises(NonFiniteLossError):
         run(store, train={"fail": "nan"}, resume=folder.name)
@@ -102,3 +102,12 @@ def test_report_of_a_failed_run_has_its_last_attempts_error_row_traceback_and_ad
     run(store, train={"fail": "nan"}, resume=folder.name)
     text = " ".join(page_of(folder).text.split())
     assert "error[" not in text and "attempt 3" in text
+
+
+def test_runs_are_compared_curve_by_curve(store: ArtifactStore) -> None:
+    runs = [run(store, train={"steps": steps}) for steps in (5, 6)]
+    page = Page(write_comparison([each.folder for each in runs], store).read_text())
+    assert all(each.id in page.text for each in runs)
+    drawn = [value for tag, name, value in page.attributes if tag == "svg" and name == "aria-label"]
+    lines = [value for tag, name, value in page.attributes if tag == "path" and name == "class"]
+    assert sorted(drawn) == ["loss", "sum"] and lines == ["line"] * 4

@@ -7,8 +7,8 @@ import pytest
 
 from nemotron_steps.errors import DataError, StepFailedError, StepsError, StorageError, UnsupportedError
 from nemotron_steps.resolver.plan import PlannedStep
-from nemotron_steps.runs import step_entry
-from nemotron_steps.runs.step_entry import ENGINE, as_steps_error, imported
+from nemotron_steps.runs import step_workdir
+from nemotron_steps.runs.step_workdir import ENGINE, as_steps_error, imported
 from tests.runs.runner_toy_plan import make_plan
 
 STEP: PlannedStep = make_plan().steps[1]
@@ -55,10 +55,10 @@ def test_a_disk_that_is_full_is_told_of_any_error(tmp_path: Path, monkeypatch: p
     bare = StorageError("the checkpoint could not be written")
     bare.__cause__ = OSError(errno.ENOSPC, "full")
     assert "the disk is full" in told(bare, tmp_path).what
-    monkeypatch.setattr(step_entry, "free_bytes", lambda path: (1 << 20) - 1)
+    monkeypatch.setattr(step_workdir, "free_bytes", lambda path: (1 << 20) - 1)
     full = told(RuntimeError("the writer gave up"), tmp_path)
     assert isinstance(full, StorageError) and full.where == str(tmp_path) and full.found == "1048575 bytes free"
-    monkeypatch.setattr(step_entry, "free_bytes", lambda path: 1 << 20)
+    monkeypatch.setattr(step_workdir, "free_bytes", lambda path: 1 << 20)
     assert type(told(RuntimeError("the writer gave up"), tmp_path)) is StepFailedError
 
 

@@ -8,10 +8,8 @@ import pytest
 
 from nemotron_steps.errors import SandboxError, UnsupportedError
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, create_sandbox
-from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
-from nemotron_steps.sandbox.container_session import _END_ALL, ApptainerSession, ContainerSession
 from nemotron_steps.sandbox.containers import ContainerSandbox, call_engine
-from nemotron_steps.sandbox.session import SessionOverError
+from nemotron_steps.sandbox.session import ContainerSession, SessionOverError
 
 LIMITED = Limits(
     wall_s=2.0, cpu_s=7, memory_bytes=11, processes=13, file_bytes=17, scratch_bytes=19, output_bytes=23, open_files=29
@@ -19,11 +17,12 @@ LIMITED = Limits(
 
 
 CLOSED = "--network none --ipc private --cgroupns private --cap-drop ALL --security-opt no-new-privileges"
+SLOTS = asyncio.Semaphore(1)
 COMMANDS = {
     "docker": ContainerSandbox("docker", "image").command("n", ["x", "y"], "/in", "/p.json", LIMITED),
     "apptainer": ContainerSandbox("apptainer", "image").command("n", ["x", "y"], "/in", "/p.json", LIMITED),
-    "docker session": ContainerSession("docker", "repo:1").start_arguments("/p.json"),
-    "apptainer session": ApptainerSession("repo.sif", asyncio.Semaphore(1), limits=LIMITED).arguments("/p.json"),
+    "docker session": ContainerSession("docker", "repo:1", SLOTS).arguments("/p.json"),
+    "apptainer session": ContainerSession("apptainer", "repo.sif", SLOTS, limits=LIMITED).arguments("/p.json"),
 }
 PARTS = {
     "docker": f"""docker run --interactive --name n {CLOSED}
@@ -42,7 +41,8 @@ image timeout -s KILL 2.0 /bin/sh""",  # it ends without anybody outside
 image timeout -s KILL 2.0 /bin/sh""",
     "docker session": f"""run --rm --interactive
 {CLOSED} --security-opt seccomp=/p.json
---user 65533:65533 --workdir / --entrypoint /bin/sh repo:1 -c echo ready && cat""",
+--entrypoint python3 repo:1 -I -c
+ 0 1 alone""",
     "apptainer session": """exec --containall --cleanenv --no-home --no-privs --security seccomp:/p.json
 --net --network none --writable-tmpfs --memory 11 --pids-limit 13 repo.sif timeout -s KILL 122.0 python3 -I -c
  0 1 together""",
@@ -127,96 +127,20 @@ def test_a_program_has_its_input_and_its_files_and_is_removed_afterwards(engine,
     assert (tmp_path / "asked").read_text().split("\n")[-2] == "rm --force"
 
 
-@pytest.mark.parametrize(
-    ("code", "seconds", "outcome"),
-    [(0, 0, Outcome.EXITED), (137, 0, Outcome.EXITED), (124, 0.3, Outcome.TIMEOUT), (137, 0.3, Outcome.TIMEOUT)],
-)
-def test_a_sessions_command_is_out_of_time_when_the_clock_inside_says_so(
-    engine, tmp_path: Path, code: int, seconds: float, outcome: Outcome
-) -> None:
-    program = engine("true")
-    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nsleep {seconds}\ncat\nexit {code}\n')
-    session = ContainerSession("docker", "image")
-    result = asyncio.run(session.run(["ls", "-l"], cwd="/repo", stdin="said", wall_s=0.2))
-    assert (result.outcome, result.stdout) == (outcome, "said")
-    assert result.exit_code == (code if outcome is Outcome.EXITED else None)
-    first, _, others = (tmp_path / "asked").read_text().partition("\n")
-    assert first == f"exec --interactive --workdir /repo {session.name} timeout -s KILL 0.2 ls -l"
-    # What it started may have left its process group.
-    assert others == (f"exec {session.name} /bin/sh -c {_END_ALL}\n" if outcome is Outcome.TIMEOUT else "")
-
-
-def noting(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, does: str) -> Path:
-    """An engine that does something, and notes what it was asked in the file that is returned."""
-    program = folder / name
-    program.write_text(f'#!/bin/sh\necho "$*" >> {folder}/asked\n{does}\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    (folder / "asked").write_text("")
-    return folder / "asked"
-
-
-def test_a_session_takes_no_command_once_its_time_is_over_and_none_may_take_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = noting(tmp_path, monkeypatch, "docker", "exit 0")
-    session = ContainerSession("docker", "image")
-    session._ends_at = time.monotonic() + 5
-    asyncio.run(session.run(["true"], wall_s=600.0))
-    *_, wall, command = asked.read_text().split()
-    assert 0 < float(wall) <= 5 and command == "true"
-    session._ends_at = time.monotonic()
-    with pytest.raises(SessionOverError) as over:
-        asyncio.run(session.run(["true"]))
-    assert over.value.outcome is Outcome.TIMEOUT and len(asked.read_text().splitlines()) == 1
-    noting(tmp_path, monkeypatch, "docker", "sleep 0.3; exit 137")
-    session._ends_at = time.monotonic() + 0.2
-    with pytest.raises(SessionOverError) as over:
-        asyncio.run(session.run(["sleep", "600"]))
-    assert over.value.outcome is Outcome.TIMEOUT
-
-
-def test_every_file_is_written_or_it_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    noting(tmp_path, monkeypatch, "docker", f'for path; do :; done; cat > "{tmp_path}/$path"')
-    asyncio.run(ContainerSession("docker", "image").write({"a": "one", "b": "two"}))
-    assert [(tmp_path / name).read_text() for name in "ab"] == ["one", "two"]
-    noting(tmp_path, monkeypatch, "docker", "echo full >&2; exit 1")
-    with pytest.raises(SandboxError, match="could not write /a") as caught:
-        asyncio.run(ContainerSession("docker", "image").write({"/a": "x"}))
-    assert caught.value.found == "full\n"
+def test_an_engine_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "docker").write_text("#!/bin/sh\necho full >&2\nexit 1\n")
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(SandboxError, match=r"`docker rm` failed \(exited, exit code 1\)"):
         asyncio.run(call_engine("docker", "rm", "x"))
 
 
-@pytest.mark.sandbox
-def test_what_commands_have_started_is_gone_once_it_was_ended() -> None:
-    left = "trap 'echo /proc/[0-9]*' EXIT; for n in 1 2 3 4 5 6 7 8; do setsid sleep 300 & done"
-    sandbox = BubblewrapSandbox()
-    result = asyncio.run(sandbox.execute(["sh", "-c", f"{left}\n{_END_ALL}"], b"", {}, Limits()))
-    assert result.stdout == "/proc/1 /proc/2\n", result
-
-
-@pytest.mark.parametrize("does", ["echo ready; read end", "echo no such image >&2; exit 125"])
-def test_what_the_engine_leaves_behind_holds_no_session_up(engine, does: str) -> None:
-    """With the engine's own pipes open."""
-    program = engine(f"setsid sleep 30 & {does}")
-    program.write_text(program.read_text().replace("inspect)", "image) echo null;; inspect)"))
-    begun = time.monotonic()
-
-    async def enter() -> None:
-        before = len(os.listdir("/proc/self/fd"))
-        async with ContainerSession("docker", "image"):
-            pass
-        while len(os.listdir("/proc/self/fd")) > before:  # until the other ends close, were they not let go of
-            await asyncio.sleep(0.01)
-
-    if "ready" in does:
-        asyncio.run(enter())
-    else:
-        with pytest.raises(SandboxError, match="could not start") as caught:
-            asyncio.run(enter())
-        assert caught.value.found == "no such image"
-    assert time.monotonic() - begun < 20
+def test_an_image_that_cannot_be_started_is_told(engine) -> None:
+    engine("echo no such image >&2; exit 125")
+    session = ContainerSession("docker", "image", asyncio.Semaphore(1))
+    with pytest.raises(SandboxError, match="ended before its first command") as caught:
+        asyncio.run(session.__aenter__())
+    assert caught.value.found == "no such image\n"
 
 
 RUNS = 'while [ "$1" != repo.sif ]; do shift; done; shift; exec "$@"'
@@ -237,7 +161,7 @@ def over(script: str, **limits: float) -> Outcome:
 
     async def body() -> Outcome:
         bounds = Limits(**{"wall_s": 30.0, **limits})
-        session = ApptainerSession("repo.sif", asyncio.Semaphore(1), limits=bounds, command_s=30.0)
+        session = ContainerSession("apptainer", "repo.sif", asyncio.Semaphore(1), limits=bounds, command_s=30.0)
         async with session:
             assert (await session.run(["echo", "on"])).stdout == "on\n"
             with pytest.raises(SessionOverError) as caught:

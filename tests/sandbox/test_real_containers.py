@@ -14,9 +14,8 @@ import pytest
 
 from nemotron_steps.errors import SandboxError
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult
-from nemotron_steps.sandbox.container_session import ContainerSession
 from nemotron_steps.sandbox.containers import ContainerSandbox
-from nemotron_steps.sandbox.session import SessionOverError
+from nemotron_steps.sandbox.session import ContainerSession, SessionOverError
 from tests.containers.engines import Engines
 from tests.sandbox.programs import MIB, PRELUDE, sections
 
@@ -37,8 +36,9 @@ def run(real_engine: str, container_engines: Engines) -> Callable[..., SandboxRe
 
 @pytest.fixture
 def session(real_engine: str, container_engines: Engines) -> Callable[..., ContainerSession]:
-    def make(session_s: float | None = None, **limits: Any) -> ContainerSession:
-        return ContainerSession(real_engine, container_engines.image, limits=Limits(**limits), session_s=session_s)
+    def make(**limits: Any) -> ContainerSession:
+        bounds = Limits(**{"wall_s": 60.0, **limits})
+        return ContainerSession(real_engine, container_engines.image, asyncio.Semaphore(1), limits=bounds)
 
     return make
 
@@ -250,8 +250,8 @@ def test_a_session_whose_container_is_gone_is_over(
         await entered.run(["sh", "-c", "kill -9 -1; kill -9 1"])  # its own clock is among what ends
         assert (await entered.run(["echo", "alive"])).stdout == "alive\n", "a command cannot end it"
         container_engines.call(real_engine, "kill", entered.name)
-        assert entered._client is not None
-        await entered._client.wait()
+        assert entered._whole is not None
+        await asyncio.wait([entered._whole])
         with pytest.raises(SessionOverError):
             await entered.run(["true"])
 
@@ -261,13 +261,14 @@ def test_a_session_whose_container_is_gone_is_over(
 PARENT = """
 import asyncio, sys
 from nemotron_steps.sandbox import Limits
-from nemotron_steps.sandbox.container_session import ContainerSession
 from nemotron_steps.sandbox.containers import ContainerSandbox
+from nemotron_steps.sandbox.session import ContainerSession
 async def main():
     engine, image = sys.argv[1:]
     program = ContainerSandbox(engine, image).execute(['sleep', '600'], b'', {}, Limits(wall_s=8.0))
     running = asyncio.ensure_future(program)
-    async with ContainerSession(engine, image) as session:
+    slots, limits = asyncio.Semaphore(1), Limits(wall_s=600.0)
+    async with ContainerSession(engine, image, slots, limits=limits) as session:
         print('in', flush=True)
         await session.run(['sleep', '600'], wall_s=600.0)
 asyncio.run(main())

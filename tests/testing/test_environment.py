@@ -29,9 +29,6 @@ BROKEN: dict[str, tuple[Change, ...]] = {
     "is_registered": swap('name: ClassVar[str] = "toykit_env"', 'name: ClassVar[str] = "other"'),
     "importing_it_is_light": ((CODE, "import json\n", "import json\nimport jax\n"), ("jax.py", "", "a = 1\n")),
     "it_is_documented": swap("A row has `expected_answer`, the sum as text.", ""),
-    "env_show_renders": swap(
-        "config_class = SumConfig", "config_class = create_model('Made', __base__=EnvironmentConfig, full=(float, 1.0))"
-    ),
     "settings_are_strict": swap(
         "    full: float",
         "    @model_validator(mode='before')\n    @classmethod\n    def known(cls, data):\n"
@@ -65,12 +62,6 @@ BROKEN: dict[str, tuple[Change, ...]] = {
         TEXT, f"{TEXT}        try:\n            json.loads(text)\n        except ValueError:\n            pass\n"
     ),
     "typed_answers_are_judged": in_verify("assert 'kit' not in text"),
-    "time_grows_with_the_answer": swap(
-        TEXT,
-        TEXT
-        + "        if len(text) < 70_000:\n"
-        + LOOP.replace("        ", "            ", 1).replace("\n            text", "\n                text"),
-    ),
     "judging_is_deterministic": swap("self.config.full if right", "1.0 - random.random() / 9 if right"),
     "it_keeps_no_state": (
         *in_verify("self.count += 1"),
@@ -125,6 +116,6 @@ def test_an_environment_that_keeps_to_the_rules_passes_every_check(package: Call
 
 @pytest.mark.parametrize("check", BROKEN)
 def test_a_broken_environment_fails_the_check_that_is_about_it(package: Callable[..., Path], check: str):
-    in_a_process = {"importing_it_is_light", "env_show_renders"} - {check}
+    in_a_process = {"importing_it_is_light"} - {check}
     found = examined(package, BROKEN[check]).outcomes(name for name in SUITE.checks if name not in in_a_process)
     assert [name for name, outcome in found.items() if outcome.state is State.FAILED] == [check]

@@ -39,7 +39,6 @@ EXECUTOR: dict[str, tuple[Change, ...]] = {
         (CODE, "**profile.env_vars, **launch.environment", "**launch.environment, **profile.env_vars"),
     ),
     "what_it_prints_is_kept": ((CODE, "stderr=console", "stderr=subprocess.DEVNULL"),),
-    "a_job_outlives_its_submitter": ((CODE, "                start_new_session=True,\n", ""),),
     "a_failure_is_not_done: tried again": (
         (CODE, "        if profile.setup_lines:", "        if 'fail' in launch.arguments:\n            command = "
          "['bash', '-c', '\"$@\" || exec \"$@\"', 'bash', *command]\n        if profile.setup_lines:"),

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import StrictStr
 
-from nemotron_steps.config.mirrors import Table
+from nemotron_steps.config.profiles import Table
 from nemotron_steps.runs.context import Record
 from nemotron_steps.runs.trackers.base import ExperimentTracker, leaves
 

@@ -13,8 +13,7 @@ from mlflow_tracker import MlflowSettings, MlflowTracker
 from toy_run import make_plan, run
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.config.mirrors import MirrorSettings
-from nemotron_steps.config.profiles import load_environment
+from nemotron_steps.config.profiles import MirrorSettings, load_environment
 from nemotron_steps.errors import ConfigError, InterruptedRunError, NonFiniteLossError
 from nemotron_steps.runs.execute import execute
 from nemotron_steps.runs.run_folder import RunFolder

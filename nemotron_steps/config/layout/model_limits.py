@@ -1,15 +1,26 @@
-"""What a config asks of a model that the model was not made for: longer sequences, chats, tokens that it lacks.
+"""What a config asks of a model that the model was not made for: longer sequences, chats, tokens that it lacks; and
+layouts of models that a step does not train: teachers of distillation, and what vLLM generates from.
 
-Not here: the lengths that a policy is trained at (constraints.py), which smaller layouts go along with.
+Not here: what a policy is trained at, and what its own generator cannot do (constraints.py).
 """
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nemotron_steps.config.families import FAMILIES, ROPE_TYPES
+from nemotron_steps.config.layout.constraints import Violation, model_violations
 from nemotron_steps.config.layout.model_spec import ModelSpec
-from nemotron_steps.config.layout.parallel_config import JUDGE_ROLES, JUDGES
+from nemotron_steps.config.layout.parallel_config import (
+    CUTS,
+    JUDGE_ROLES,
+    JUDGES,
+    KEYS,
+    MEGATRON,
+    ParallelConfig,
+    teachers_named,
+)
 from nemotron_steps.errors import ConfigError
 
 POLICY = "policy.checkpoint"
@@ -46,14 +57,8 @@ def template_file(folder: str | None) -> str:
 def limit_violations(
     model_key: str, port: str, model: ModelSpec, get: Callable[[str], Any], folder: str | None = None
 ) -> Iterator[ConfigError]:
-    """What a config asks of one of its models that the model was not made for; `where` is the config key at fault.
-
-    Args:
-        model_key: one with `lengths_of`.
-        port: the input that the model comes from.
-        get: dotted key → value of the config, or None.
-        folder: of the user's, with the model's config.json and tokenizer; None where there is none.
-    """
+    """What a config asks of one of its models (a key with `lengths_of`) that the model was not made for; `where` is the
+    config key at fault. `port`: the input that the model comes from; `folder`: the user's, with its config.json."""
     here, another = shlex.quote(folder or "MODEL"), f"--input {port}=PATH   # "
     what = f"the model of '{port}' has fewer positions than the longest sequence asked of it"
     yield from _too_long(what, lengths_of(model_key) or (), model.positions, get)
@@ -62,44 +67,31 @@ def limit_violations(
     served = model_key.endswith(f"{_OF_JUDGE}.model") and get(f"{model_key.rpartition('.')[0]}.backend") == "vllm"
     if model.quantised is not None and not served:
         whole = shlex.quote(f"{folder or 'MODEL'}-BF16")
-        yield ConfigError(
-            f"the model of '{port}' is quantised, and only whole weights can be converted and trained",
-            where=model_key,
-            expected="bfloat16, float16 or float32 weights",
-            found=f"quantization_config of {model.quantised}",
-            hints=(
-                f"{another}the model that it was quantised from",
-                f"hf download MODEL-BF16 --local-dir {whole}   # then --input {port}={whole}",
-            ),
-        )
+        what = f"the model of '{port}' is quantised, and only whole weights can be converted and trained"
+        expected, found = "bfloat16, float16 or float32 weights", f"quantization_config of {model.quantised}"
+        download = f"hf download MODEL-BF16 --local-dir {whole}   # then --input {port}={whole}"
+        hints = (f"{another}the model that it was quantised from", download)
+        yield ConfigError(what, where=model_key, expected=expected, found=found, hints=hints)
     if model.has_chat_template is False:
-        yield ConfigError(
-            f"the model of '{port}' has no chat template: its tokenizer cannot write chats",
-            where=model_key,
-            expected="chat_template.jinja, or a chat_template in tokenizer_config.json",
-            found="neither",
-            hints=(
-                f"cp TEMPLATE.jinja {template_file(folder)}   # of the model it was made from, or of its family",
-                f"{another}a model with a chat template",
-            ),
-        )
+        what = f"the model of '{port}' has no chat template: its tokenizer cannot write chats"
+        expected = "chat_template.jinja, or a chat_template in tokenizer_config.json"
+        copy = f"cp TEMPLATE.jinja {template_file(folder)}   # of the model it was made from, or of its family"
+        hints = (copy, f"{another}a model with a chat template")
+        yield ConfigError(what, where=model_key, expected=expected, found="neither", hints=hints)
     if model.has_end_token is False:
-        ends = f"python -c {shlex.quote(_SET_END)} {here} '<|im_end|>'   # what its template ends a turn with"
-        yield ConfigError(
+        what, found = (
             f"the tokenizer of '{port}' has no token that ends an answer",
-            where=model_key,
-            expected="an eos_token in tokenizer_config.json that is one of the tokenizer's tokens",
-            found="none, or one that it does not have",
-            hints=(ends, f"{another}a model with an end token"),
+            "none, or one that it does not have",
         )
+        expected = "an eos_token in tokenizer_config.json that is one of the tokenizer's tokens"
+        ends = f"python -c {shlex.quote(_SET_END)} {here} '<|im_end|>'   # what its template ends a turn with"
+        hints = (ends, f"{another}a model with an end token")
+        yield ConfigError(what, where=model_key, expected=expected, found=found, hints=hints)
     if model.tokens is not None and model.vocabulary is not None and model.tokens > model.vocabulary:
-        yield ConfigError(
-            f"the tokenizer of '{port}' has tokens that the model has no embedding for",
-            where=model_key,
-            expected=f"at most {model.vocabulary} tokens (vocab_size of config.json)",
-            found=str(model.tokens),
-            hints=(f"{another}a model with its own tokenizer",),
-        )
+        what = f"the tokenizer of '{port}' has tokens that the model has no embedding for"
+        expected = f"at most {model.vocabulary} tokens (vocab_size of config.json)"
+        hint = f"{another}a model with its own tokenizer"
+        yield ConfigError(what, where=model_key, expected=expected, found=str(model.tokens), hints=(hint,))
 
 
 def _too_long(what: str, keys: Sequence[str], most: int | None, get: Callable[[str], Any]) -> Iterator[ConfigError]:
@@ -107,13 +99,8 @@ def _too_long(what: str, keys: Sequence[str], most: int | None, get: Callable[[s
     lengths = {key: get(key) for key in keys}
     longer = [key for key, length in lengths.items() if most and type(length) is int and length > most]
     if longer:
-        yield ConfigError(
-            what,
-            where=longer[0],
-            expected=f"at most {most}",
-            found=", ".join(f"{key}={lengths[key]}" for key in longer),
-            hints=(" ".join(f"{key}={most}" for key in longer),),
-        )
+        found, hint = ", ".join(f"{key}={lengths[key]}" for key in longer), " ".join(f"{key}={most}" for key in longer)
+        yield ConfigError(what, where=longer[0], expected=f"at most {most}", found=found, hints=(hint,))
 
 
 def _uncomputed(model_key: str, port: str, model: ModelSpec, get: Callable[[str], Any]) -> Iterator[ConfigError]:
@@ -130,14 +117,92 @@ def _uncomputed(model_key: str, port: str, model: ModelSpec, get: Callable[[str]
     # Known families are read whole before a run, whatever trains them (steps/preflight.py).
     ours = backend == "embedded" or (model_key == POLICY and not (dtensor and known is None))
     if (ours and model.rope_type not in ROPE_TYPES) or (backend == "vllm" and dtensor and "dynamic" in model.rope_type):
-        yield ConfigError(
-            f"the rotary scaling of the model of '{port}' is not computed here, or is another one in vLLM",
-            where=model_key,
-            expected=f"rope_type {' | '.join(ROPE_TYPES)}",
-            found=model.rope_type,
-            hints=(f"--input {port}=PATH   # a model with one of these",),
-        )
+        what = f"the rotary scaling of the model of '{port}' is not computed here, or is another one in vLLM"
+        expected, hints = f"rope_type {' | '.join(ROPE_TYPES)}", (f"--input {port}=PATH   # a model with one of these",)
+        yield ConfigError(what, where=model_key, expected=expected, found=model.rope_type, hints=hints)
     elif dtensor and model.fixed_positions is not None:
         what = f"a row longer than {model.fixed_positions} positions would change the positions of the rows beside it"
         key = "policy.max_total_sequence_length"
         yield from _too_long(f"{what} (rope_type {model.rope_type})", (key, f"{key}_end"), model.fixed_positions, get)
+
+
+@dataclass(frozen=True)
+class VllmKeys:
+    """Where a config says how vLLM generates."""
+
+    backend: str
+    width: str
+    experts: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelViolations:
+    """What one layout violates of one model, or of several that share it, under the config's own keys: of teachers by
+    name, or of models by key."""
+
+    models: tuple[str, ...]
+    violations: tuple[Violation, ...]
+
+    @property
+    def teachers(self) -> str:
+        """The teachers, in words."""
+        return teachers_named(self.models)
+
+
+def teacher_violations(sizes: ParallelConfig, models: Mapping[str, ModelSpec]) -> Iterator[ModelViolations]:
+    """Teachers whose models their layouts, their own or the policy's, do not fit, by the name of each whose model is
+    known. What is wrong with a layout is reported once for all teachers."""
+    alike: dict[frozenset[str], dict[str, list[Violation]]] = {}
+    for name, model in models.items():
+        own = next((teacher for teacher in sizes.teachers if teacher.name == name), None)
+        cuts = {cut: getattr(own or sizes, cut) for cut in (*CUTS, "sequence_parallel")}
+        layout = ParallelConfig(**cuts, gpus_per_node=(own and own.gpus_per_node) or sizes.gpus_per_node)
+        named = {} if own is None else {key: key.replace(MEGATRON, own.section) for key in KEYS.values()}
+        found = [_under(each, named) for each in model_violations(layout, model)]
+        if found:
+            alike.setdefault(frozenset(violation.key for violation in found), {})[name] = found
+    for teachers in alike.values():
+        yield ModelViolations(tuple(teachers), tuple(each for found in teachers.values() for each in found))
+
+
+def vllm_keys(model_key: str, get: Callable[[str], Any]) -> VllmKeys | None:
+    """Settings of the vLLM that generates from the model which a config key names; None where something else does, or a
+    policy's generator."""
+    section, _, name = model_key.rpartition(".")
+    if model_key.partition(".")[0] in ("model", "models"):
+        cfg = "generation.vllm_cfg"
+        keys = VllmKeys("generation.backend", f"{cfg}.tensor_parallel_size", f"{cfg}.expert_parallel_size")
+    elif name == "model" and section in (f"{JUDGES}.{role}.responses_api_models.vllm_model" for role in JUDGE_ROLES):
+        keys = VllmKeys(f"{section}.backend", f"{section}.tensor_parallel_size")
+    else:
+        return None
+    return keys if get(keys.backend) == "vllm" else None
+
+
+def vllm_violations(models: Mapping[str, ModelSpec], get: Callable[[str], Any]) -> Iterator[ModelViolations]:
+    """What vLLM cannot do with models, each under the config key that names it; once for all that share settings."""
+    found: dict[VllmKeys, dict[str, list[Violation]]] = {}
+    for model_key, model in models.items():
+        keys = vllm_keys(model_key, get)
+        if keys is None:
+            continue
+        width, experts = (get(key) if key else None for key in (keys.width, keys.experts))
+        sizes = ParallelConfig(
+            uses_vllm=True,
+            generator_width=width if type(width) is int and width > 0 else 1,
+            generator_experts=experts if type(experts) is int and experts > 0 else 1,
+        )
+        own = {"uses_vllm": keys.backend, "generator_width": keys.width, "generator_experts": keys.experts or ""}
+        named = {KEYS[field]: key for field, key in own.items()}
+        wrong = [_under(each, named) for each in model_violations(sizes, model)]
+        if wrong:
+            found.setdefault(keys, {})[model_key] = wrong
+    for alike in found.values():
+        together = dict.fromkeys(each for wrong in alike.values() for each in wrong)
+        yield ModelViolations(tuple(alike), tuple(together))
+
+
+def _under(violation: Violation, keys: Mapping[str, str]) -> Violation:
+    """The same under other config keys."""
+    hint = {keys.get(key, key): value for key, value in violation.hint.items()}
+    return replace(violation, key=keys.get(violation.key, violation.key), hint=hint)

@@ -16,21 +16,13 @@ class ModelSpec:
     """Counts of a decoder-only model; None where unknown.
 
     Attributes:
-        model_type: config.json's.
-        experts: of a layer; 0 for a dense model.
         mlp_width: inner size of a dense MLP; of a mixture, of one expert.
         shared_width: of a mixture, inner size of what every token goes through: the greatest common divisor, where
             there are shared experts and dense MLPs.
-        mamba_heads, mamba_groups: of a Mamba-2 layer; None without any.
-        bounds_time_steps: whether time_step_limit bounds those of its Mamba-2 layers.
         positions: longest sequence that its position embedding was made for, scaling included.
-        rope_type: its rotary scaling.
-        fixed_positions: longest sequence up to which that is the same for every sequence; None: for any.
+        fixed_positions: longest sequence up to which rotary scaling is the same for every sequence; None: for any.
         mtp_layers: blocks of multi-token prediction that can be trained.
-        has_chat_template: whether its tokenizer has one.
-        has_end_token: whether its tokenizer has a token that ends an answer.
-        vocabulary: rows of its embedding.
-        tokens: of its tokenizer.
+        vocabulary, tokens: rows of its embedding, tokens of its tokenizer.
         quantised: how its weights are, if they are no plain numbers.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -15,6 +16,8 @@ COLOCATED = "policy.generation.colocated"
 TEACHERS = "on_policy_distillation.teachers"
 APART = "on_policy_distillation.non_colocated_teachers"
 JUDGES = "env.nemo_gym"
+CUTS = ("tensor", "pipeline", "context", "expert")
+"""Fields of a layout that say over how many ranks a model is cut."""
 JUDGE_ROLES = ("genrm_model", "judge_model", "safety_model")
 
 
@@ -48,13 +51,8 @@ class JudgeLayout:
 
 @dataclass(frozen=True)
 class TeacherLayout:
-    """A teacher that has devices of its own: a world of ranks beside the policy's, whose GPUs are taken off the
-    cluster's.
-
-    Attributes:
-        gpus_per_node: None for all GPUs of its nodes.
-        section: of the config, where its layout is from.
-    """
+    """A teacher that has devices of its own: a world of ranks beside the policy's. `gpus_per_node`: None for all of its
+    nodes' GPUs; `section`: of the config, where its layout is from."""
 
     name: str
     tensor: int = at("tensor_model_parallel_size", 1)
@@ -86,15 +84,8 @@ class TeacherLayout:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Sizes of a step's layout.
-
-    Attributes:
-        tensor, …: under the dtensor policy `tensor` is its own (`key_of`), and the others are 1.
-        samples: whether the step generates rollouts.
-        uses_vllm: whether vLLM generates them.
-        judges: local ones that are configured.
-        teachers: those that have devices of their own.
-    """
+    """Sizes of a step's layout. Under the dtensor policy `tensor` is its own (`key`), and the other cuts are 1.
+    `samples`: whether the step generates rollouts; `teachers`: those that have devices of their own."""
 
     dtensor: bool = at(f"{DTENSOR}.enabled", False)
     tensor: int = at(f"{MEGATRON}.tensor_model_parallel_size", 1)
@@ -138,7 +129,7 @@ class ParallelConfig:
             megatron = key.startswith(MEGATRON) and name != "mtp_repeated"
             if (dtensor and megatron) or (not vllm and name.startswith("generator_")):
                 values.pop(name, None)
-        tensor = get(key_of("tensor", True))
+        tensor = get(_DTENSOR_TENSOR)
         if dtensor and type(tensor) is int:
             values["tensor"] = tensor
         judges = []
@@ -148,6 +139,10 @@ class ParallelConfig:
                 judges.append(replace(judge, **values_at(JudgeLayout, get, f"{section}.")))
         values |= {"samples": isinstance(backend, str), "uses_vllm": vllm}
         return cls(**values, judges=tuple(judges), teachers=read_teachers(get))
+
+    def key(self, name: str) -> str:
+        """The config key behind a field."""
+        return _DTENSOR_TENSOR if name == "tensor" and self.dtensor else KEYS[name]
 
     @cached_property
     def copy_size(self) -> int:
@@ -195,13 +190,9 @@ class ParallelConfig:
         return None if self.prompts is None or self.group is None else self.prompts * self.group
 
 
+_DTENSOR_TENSOR = f"{DTENSOR}.tensor_parallel_size"
 KEYS, _TEACHER_KEYS = keys_of(ParallelConfig), keys_of(TeacherLayout)
 """Field → config key."""
-
-
-def key_of(name: str, dtensor: bool) -> str:
-    """The config key behind a field of `ParallelConfig`."""
-    return f"{DTENSOR}.tensor_parallel_size" if name == "tensor" and dtensor else KEYS[name]
 
 
 def values_at(model: type, get: Callable[[str], Any], section: str = "") -> dict[str, Any]:
@@ -209,9 +200,11 @@ def values_at(model: type, get: Callable[[str], Any], section: str = "") -> dict
     found = {}
     for each in fields(model):
         value = get(section + each.metadata["key"]) if "key" in each.metadata else None
-        kind = str(each.type).partition(" ")[0]
+        kind = re.match(r"\w+", str(each.type))[0]  # type: ignore[index]
         if kind == "float" and type(value) is int:
             value = float(value)
+        if kind == "tuple" and isinstance(value, list):
+            value = tuple(value)
         if type(value).__name__ == kind:
             found[each.name] = value
     return found

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from types import UnionType
-from typing import Any, ClassVar, Final, Self, get_args, get_origin
+from typing import Any, Final, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
-from pydantic.fields import FieldInfo
 
 
 class _Operational:
@@ -87,13 +87,9 @@ class BrokenRulesError(ValueError):
 
 
 class Section(BaseModel):
-    """A frozen group of keys. An unknown key is an error.
-
-    `only_if`: marks of keys of sections within, which other configs have without them: OnlyIf → dotted keys.
-    """
+    """A frozen group of keys. An unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), validate_default=True)
-    only_if: ClassVar[Mapping[OnlyIf, Sequence[str]]] = {}
 
     def _broken_rules(self) -> Iterable[Rule]:
         """What of this section's values, and of those of the sections within, has no meaning together."""
@@ -105,15 +101,9 @@ class Section(BaseModel):
         for key, mark in _marks(type(self))[0]:
             for changed, default in () if mark.holds(self) else changed_keys(self, key):
                 unmet.setdefault(changed, Rule(changed, "", to_default(changed, default), mark))
-        raise_if_broken([*unmet.values(), *self._broken_rules()])
+        if broken := [*unmet.values(), *self._broken_rules()]:
+            raise BrokenRulesError(broken)
         return self
-
-
-def raise_if_broken(rules: Iterable[Rule]) -> None:
-    """BrokenRulesError with all rules, if there are any; for validators of values that are not a section yet."""
-    broken = list(rules)
-    if broken:
-        raise BrokenRulesError(broken)
 
 
 def changed_keys(values: Section, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -148,18 +138,22 @@ def written(value: Any) -> str:
 @cache
 def _marks(model: type[Section]) -> tuple[list[tuple[str, OnlyIf]], list[tuple[str, OnlyIf]]]:
     """(dotted key, its mark) of a section: marks whose conditions it has itself, and those of sections around it."""
-    found = [(key, mark) for mark, keys in model.only_if.items() for key in keys]
+    found: list[tuple[str, OnlyIf]] = []
     for name, info in model.model_fields.items():
         found += [(name, mark) for mark in info.metadata if isinstance(mark, OnlyIf)]
-        found += [(f"{name}.{key}", mark) for below in _sections(info) for key, mark in _marks(below)[1]]
+        below = [each for each in members(info.annotation) if isinstance(each, type) and issubclass(each, Section)]
+        found += [(f"{name}.{key}", mark) for section in below for key, mark in _marks(section)[1]]
     own = [(key, mark) for key, mark in found if mark.key.partition(".")[0] in model.model_fields]
     return own, [each for each in found if each not in own]
 
 
-def _sections(info: FieldInfo) -> list[type[Section]]:
-    union = get_args(info.annotation) if get_origin(info.annotation) is UnionType else ()
-    members = [info.annotation, *union]
-    return [each for each in members if isinstance(each, type) and issubclass(each, Section)]
+def members(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union, Annotated stripped; a plain annotation is its own only member."""
+    if hasattr(annotation, "__metadata__"):
+        return members(annotation.__origin__)
+    if get_origin(annotation) in (Union, UnionType):
+        return tuple(chain.from_iterable(map(members, get_args(annotation))))
+    return (annotation,)
 
 
 def move_alias(values: Any, name: str, key: str, kind: Any) -> Any:

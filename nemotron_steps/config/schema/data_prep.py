@@ -31,8 +31,7 @@ class ReasoningGymSource(Section):
     """`reasoning_gym.*`: questions made by reasoning-gym.
 
     Which split a question belongs to follows from its text alone, so the held-out questions of every step that uses
-    the same fractions are the same ones, whatever its seed and sizes.
-    """
+    the same fractions are the same ones, whatever its seed and sizes."""
 
     tasks: tuple[ReasoningGymTask, ...] = Field(min_length=1)
     seed: int = 42
@@ -65,8 +64,7 @@ class SplitRows(Section):
 def broken_source_rules(
     name: str, made_up: bool, own: Mapping[str, bool], train: int | None, sample: int | None
 ) -> Iterator[Rule]:
-    """What is wrong with a preparation's sources: made-up rows (`name`), or one of the user's `own` (key → whether
-    given), of which a `sample` is read at most."""
+    """What is wrong with a preparation's sources: made-up rows (`name`), or one of `own` (key → if given)."""
     given = [key for key, is_given in own.items() if is_given]
     chosen = [name, *given] if made_up else given
     if len(chosen) != 1:
@@ -86,8 +84,7 @@ class DataPrepConfig(Section):
 
     A source is a file or folder of JSON Lines (also .gz), Parquet files, or a folder that `datasets` saved; an
     address that fsspec opens (s3://, gs://, https://, ...); or a data set of the Hugging Face hub: ORG/NAME,
-    hf://ORG/NAME, hf://ORG/NAME@REVISION, hf://ORG/NAME/FILE.
-    """
+    hf://ORG/NAME, hf://ORG/NAME@REVISION, hf://ORG/NAME/FILE."""
 
     data_fingerprint: ClassVar[str] = "nemotron_steps.steps.data_prep.blends.blend_file:of_config"
     """What the cache key has of the files that the config names."""
@@ -139,8 +136,7 @@ class LowEffortShare(Section):
     """`low_effort.*`: a share of the training prompts is converted to low effort: `string` is put at the end of their
     last user message, and grpo.low_effort rewards short answers to them.
 
-    Which prompts follows from their text and the seed.
-    """
+    Which prompts follows from their text and the seed."""
 
     string: str = Field("{reasoning effort: low}", min_length=1)
     """`grpo.low_effort.string` of the training."""
@@ -163,12 +159,6 @@ class RlPrepConfig(DataPrepConfig):
     low_effort: LowEffortShare | None = None
     layout: Literal["files", "tree"] = "files"
     """files: train-split.jsonl, val-split.jsonl, heldout.jsonl. tree: {train,val,test}/data.jsonl and manifest.json."""
-
-    def _broken_rules(self) -> Iterator[Rule]:
-        yield from super()._broken_rules()
-        if self.reasoning_gym is not None and self.prompt_length is not None:
-            what = "prompt_length leaves out prompts of the user's own: made-up ones are as long as their options say"
-            yield Rule("prompt_length", what, "prompt_length=null")
 
 
 class AnswerStyle(Section):
@@ -209,8 +199,7 @@ class ComparisonConfig(Section):
 class ReasoningControlConfig(Section):
     """`reasoning.*`: chats that teach a model to answer without thinking, and to answer when its thinking is cut.
 
-    Which chats follows from their text and the seed.
-    """
+    Which chats follows from their text and the seed."""
 
     strip_share: float = Field(0.0, ge=0, le=1)
     """Share of chats whose reasoning goes; `enable_thinking: false` is added to their chat_template_kwargs."""
@@ -314,8 +303,7 @@ class DatasetConfig(Section):
     """`dataset.*`: rows as another trainer, or a table, has them."""
 
     path: str | None = None
-    """A file or folder of JSON Lines, Parquet, CSV, a JSON list, or a folder that `datasets` saved; the dataset input
-    fills it in."""
+    """JSON Lines, Parquet, CSV or a JSON list, a file or folder of them, or a folder that `datasets` saved."""
 
 
 class ImportRowsConfig(Section):

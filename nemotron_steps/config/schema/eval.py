@@ -6,10 +6,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section
-from nemotron_steps.config.schema.policy import GenerationConfig
+from nemotron_steps.config.schema.policy import GenerationConfig, option_rules, own_keys
 from nemotron_steps.config.schema.reward import RewardedConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, DataFileConfig, EnvConfig, PromptFilesConfig
-from nemotron_steps.config.schema.vllm_options import of_sampling, option_rules
 
 
 class EvaluationConfig(Section):
@@ -39,7 +38,7 @@ class GradingConfig(RewardedConfig):
     env: EnvConfig = EnvConfig()
 
     def _broken_rules(self) -> Iterable[Rule]:
-        return option_rules(self.generation, "generation", of_sampling("evaluation", self.MODEL))
+        return option_rules(self.generation, "generation", own_keys("evaluation", "evaluation", self.MODEL))
 
 
 class EvalConfig(GradingConfig):
@@ -95,8 +94,7 @@ class DifficultySettings(Section):
 
 
 class DifficultyConfig(RewardedConfig):
-    """The whole config of `data_prep/difficulty`: a policy samples each prompt; prompts are dropped and sorted by the
-    outcome."""
+    """The whole config of `data_prep/difficulty`: a policy samples each prompt; the outcome sorts and drops prompts."""
 
     model: str | None = None
     """Hugging Face folder of the policy; the `model` port is written here."""
@@ -107,4 +105,4 @@ class DifficultyConfig(RewardedConfig):
     cluster: Annotated[ClusterConfig, OPERATIONAL] = ClusterConfig()
 
     def _broken_rules(self) -> Iterable[Rule]:
-        return option_rules(self.generation, "generation", of_sampling("difficulty", "model"))
+        return option_rules(self.generation, "generation", own_keys("difficulty", "difficulty", "model"))

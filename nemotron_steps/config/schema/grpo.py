@@ -13,6 +13,7 @@ _PER_GROUP, _NOT_GDPO = (
     for other in ("reinforce_plus_plus", "gdpo")
 )
 """reinforce_plus_plus normalises over the whole batch, and gdpo takes a reward's components."""
+_NOT_ASYNC = OnlyIf("async_grpo.enabled", False)
 _USUAL_BOUNDS = {"tis": (None, 5.0), "icepop": (0.5, 5.0), "seq-mask-tis": (0.999, 1.002)}
 """Truncation type → the recipes' lower and upper bound."""
 
@@ -64,8 +65,7 @@ class LowEffortConfig(Section):
     """NeMo-RL's `effort_levels`: the reward of prompts that ask for low effort depends on the answer's length too."""
 
     string: Annotated[str, OnlyIf("weight"), _NOT_GDPO] = ""
-    """A prompt asks for low effort if its last user message contains this. data_prep/rl_prep can put it into a share of
-    the prompts. Empty: none does."""
+    """A prompt whose last user message contains this asks for low effort; data_prep/rl_prep can put it there."""
     weight: Annotated[float, OnlyIf("string")] = Field(0.0, ge=0)
     penalty: float = 1.0
     upper_bound_tokens: PositiveInt = 64000
@@ -94,7 +94,7 @@ class AsyncGrpoConfig(Section):
     in_flight_weight_updates: bool = True
     recompute_kv_cache_after_weight_updates: bool = False
     straggler_deadline_s: PositiveFloat | None = None
-    """A group older than this is finished with the members it has, or resampled."""
+    """A rollout that is not over by then is left out; a group of such is resampled."""
 
 
 class GrpoConfig(Section):
@@ -107,8 +107,7 @@ class GrpoConfig(Section):
     """max_num_steps by its other name, which goes before it."""
     max_num_epochs: PositiveInt = 1
     learning_rate: PositiveFloat | None = None
-    """policy.megatron_cfg.optimizer.lr (policy.optimizer.kwargs.lr under dtensor) by its other name, which goes before
-    it."""
+    """Another name, which goes first, of policy.megatron_cfg.optimizer.lr (dtensor: policy.optimizer.kwargs.lr)."""
     max_rollout_turns: PositiveInt = 1
     normalize_rewards: Annotated[bool, _PER_GROUP] = True
     use_leave_one_out_baseline: Annotated[bool, _PER_GROUP] = True
@@ -117,18 +116,14 @@ class GrpoConfig(Section):
     overlong_filtering: bool = False
     use_dynamic_sampling: bool = False
     dynamic_sampling_max_gen_batches: PositiveInt = 10
-    batch_multiplier: Annotated[float, OnlyIf("use_dynamic_sampling"), OnlyIf("async_grpo.enabled", False)] = Field(
-        1.0, ge=1
-    )
-    """Prompts of one generation batch of dynamic sampling, in num_prompts_per_step; rounded down. async_grpo samples
-    prompts one by one."""
+    batch_multiplier: Annotated[float, OnlyIf("use_dynamic_sampling"), _NOT_ASYNC] = Field(1.0, ge=1)
+    """Prompts of one generation batch of dynamic sampling, in num_prompts_per_step; rounded down."""
     seq_logprob_error_threshold: float | None = Field(None, gt=0)
     reward_scaling: RewardScalingConfig = RewardScalingConfig()
     reward_shaping: RewardShapingConfig = RewardShapingConfig()
     adv_estimator: AdvantageEstimatorConfig = AdvantageEstimatorConfig()
     penalize_invalid_tool_call: bool | None = None
-    """Overwrite the advantages of a turn with a tool call that cannot be read; None: if invalid_tool_call_advantage is
-    set."""
+    """Overwrite the advantages of a turn with an unreadable tool call; None: if invalid_tool_call_advantage is set."""
     invalid_tool_call_advantage: float | None = None
     invalid_tool_call_strategy: Literal["", "mask"] = ""
     """mask: such a turn's tokens are left out of the loss, and the advantage does not matter (SWE 1)."""
@@ -158,25 +153,13 @@ class GrpoConfig(Section):
         return values
 
     def _broken_rules(self) -> Iterator[Rule]:
-        low, high = self.advantage_clip_low, self.advantage_clip_high
-        if low is not None and high is not None and low > high:
-            what = f"grpo.advantage_clip_low={low} is above grpo.advantage_clip_high={high}"
-            yield Rule("advantage_clip_low", what, "advantage_clip_low=null advantage_clip_high=null")
         if self.val_start_at > 0 and self.val_period <= 0:
             what = f"grpo.val_start_at={self.val_start_at} needs validations, and grpo.val_period={self.val_period}"
             yield Rule("val_start_at", what, "val_start_at=-1")
-        if self.num_generations_per_prompt == 1 and self._centres_rewards:
+        centres = self.adv_estimator.name != "reinforce_plus_plus" or self.adv_estimator.minus_baseline
+        if self.num_generations_per_prompt == 1 and centres:
             what = "grpo.num_generations_per_prompt=1: every advantage would be 0, with no other answer to compare with"
             yield Rule("num_generations_per_prompt", what, "num_generations_per_prompt=8")
-        scaling = self.reward_scaling
-        scaled = scaling.enabled and (scaling.target_min, scaling.target_max) != (0, 1)
-        if self.epsilon_filtering.enabled and scaled:
-            what = (
-                "grpo.epsilon_filtering looks for groups whose scaled reward is near 0 or 1, and grpo.reward_scaling "
-                f"maps rewards onto [{scaling.target_min:g}, {scaling.target_max:g}]"
-            )
-            fix = "reward_scaling.target_min=0 reward_scaling.target_max=1"
-            yield Rule("epsilon_filtering.enabled", what, fix)
         for fault in ("invalid_tool_call", "malformed_thinking"):
             masked = fault == "invalid_tool_call" and self.invalid_tool_call_strategy == "mask"
             if getattr(self, f"penalize_{fault}") and getattr(self, f"{fault}_advantage") is None and not masked:
@@ -204,10 +187,6 @@ class GrpoConfig(Section):
             yield Rule("adv_estimator.components", what, f"adv_estimator.components=[{','.join(sorted(names))}]")
 
     @property
-    def _centres_rewards(self) -> bool:
-        return self.adv_estimator.name != "reinforce_plus_plus" or self.adv_estimator.minus_baseline
-
-    @property
     def prompts_per_generation_batch(self) -> int:
         """Prompts that are sampled together; more than a step trains on where dynamic sampling is to choose."""
         return int(self.num_prompts_per_step * self.batch_multiplier)
@@ -223,8 +202,7 @@ class RewardPenaltyTokenIdsConfig(Section):
 
 
 class RewardPenaltiesConfig(Section):
-    """`reward_penalties.*`: rollouts that lose their reward for how they were written. What each means:
-    `nemotron_steps/engine/grpo/rewards.py`."""
+    """`reward_penalties.*`: rollouts that lose their reward for how they were written (engine/grpo/rewards.py)."""
 
     penalize_duplicated_reasoning: bool = False
     penalize_empty_final_answer: bool = False
@@ -238,7 +216,12 @@ class RewardPenaltiesConfig(Section):
         return any(getattr(self, name) for name in type(self).model_fields if name.startswith("penalize_"))
 
 
-_HAS_RATIO = OnlyIf("disable_ppo_ratio", False)
+_HAS_RATIO, _OFF_POLICY = OnlyIf("disable_ppo_ratio", False), OnlyIf("force_on_policy_ratio", False)
+_CORRECTS = OnlyIf("use_importance_sampling_correction")
+_NOT_GSPO = OnlyIf("sequence_level_importance_ratios", False)
+_TRUNCATED = OnlyIf("truncated_importance_sampling_type", *_USUAL_BOUNDS)
+_OF_TOKENS = OnlyIf("truncated_importance_sampling_type", None, "tis", "icepop")
+TruncationType = Literal["tis", "icepop", "seq-mask-tis"]
 
 
 class LossFnConfig(Section):
@@ -252,52 +235,28 @@ class LossFnConfig(Section):
     use_kl_in_reward: Annotated[bool, OnlyIf("reference_policy_kl_penalty")] = False
     ratio_clip_min: float = Field(0.2, ge=0)
     ratio_clip_max: float = Field(0.28, ge=0)
-    ratio_clip_c: Annotated[
-        float | None, _HAS_RATIO, OnlyIf("use_cispo", False), OnlyIf("force_on_policy_ratio", False)
-    ] = Field(None, gt=1)
+    ratio_clip_c: Annotated[float | None, _HAS_RATIO, OnlyIf("use_cispo", False), _OFF_POLICY] = Field(None, gt=1)
     force_on_policy_ratio: bool = False
-    disable_ppo_ratio: Annotated[
-        bool, OnlyIf("force_on_policy_ratio", False), OnlyIf("sequence_level_importance_ratios", False)
-    ] = False
-    use_cispo: Annotated[
-        bool,
-        _HAS_RATIO,
-        OnlyIf("force_on_policy_ratio", False),
-        OnlyIf("sequence_level_importance_ratios", False),
-        OnlyIf("token_level_loss"),
-    ] = False
+    disable_ppo_ratio: Annotated[bool, _OFF_POLICY, _NOT_GSPO] = False
+    use_cispo: Annotated[bool, _HAS_RATIO, _OFF_POLICY, _NOT_GSPO, OnlyIf("token_level_loss")] = False
     """A token-level loss on the clipped ratio lp - lp_prev."""
-    sequence_level_importance_ratios: Annotated[bool, OnlyIf("token_level_loss", False)] = False
+    sequence_level_importance_ratios: Annotated[bool, OnlyIf("token_level_loss", False), _OF_TOKENS] = False
     """GSPO."""
     use_importance_sampling_correction: bool = False
-    truncated_importance_sampling_type: Annotated[
-        Literal["tis", "icepop", "seq-mask-tis"] | None, OnlyIf("use_importance_sampling_correction")
-    ] = None
-    truncated_importance_sampling_ratio: Annotated[
-        float | None, OnlyIf("truncated_importance_sampling_type", *_USUAL_BOUNDS)
-    ] = Field(None, gt=0)
-    truncated_importance_sampling_ratio_min: Annotated[
-        float | None, OnlyIf("truncated_importance_sampling_type", *_USUAL_BOUNDS)
-    ] = Field(None, ge=0)
+    truncated_importance_sampling_type: Annotated[TruncationType | None, _CORRECTS] = None
+    truncated_importance_sampling_ratio: Annotated[float | None, _TRUNCATED] = Field(None, gt=0)
+    truncated_importance_sampling_ratio_min: Annotated[float | None, _TRUNCATED] = Field(None, ge=0)
     token_level_loss: bool = True
 
     def _broken_rules(self) -> Iterator[Rule]:
         kind, key = self.truncated_importance_sampling_type, "truncated_importance_sampling"
         upper, lower = self.truncated_importance_sampling_ratio, self.truncated_importance_sampling_ratio_min
-        if kind is not None:
-            usual_lower, usual_upper = _USUAL_BOUNDS[kind]
-            if upper is None:
-                what = f"loss_fn.{key}_type={kind} needs an upper bound, {key}_ratio"
-                yield Rule(f"{key}_type", what, f"{key}_ratio={usual_upper:g}")
-            if usual_lower is not None and lower is None:
-                what = f"loss_fn.{key}_type={kind} needs a lower bound, {key}_ratio_min"
-                yield Rule(f"{key}_type", what, f"{key}_ratio_min={usual_lower}")
-        if upper is not None and lower is not None and lower > upper:
-            what = f"loss_fn.{key}_ratio_min={lower} is above {key}_ratio={upper}"
-            yield Rule(f"{key}_ratio_min", what, f"{key}_ratio_min=null")
-        if kind == "seq-mask-tis" and self.sequence_level_importance_ratios:
-            what = "seq-mask-tis weighs tokens, loss_fn.sequence_level_importance_ratios weighs sequences"
-            yield Rule(f"{key}_type", what, f"{key}_type=tis")
+        if kind is None:
+            return
+        for name, bound, usual in zip(("ratio_min", "ratio"), (lower, upper), _USUAL_BOUNDS[kind], strict=True):
+            if usual is not None and bound is None:
+                what = f"loss_fn.{key}_type={kind} needs a bound, {key}_{name}"
+                yield Rule(f"{key}_type", what, f"{key}_{name}={usual:g}")
 
     @property
     def reads_prev_logprobs(self) -> bool:

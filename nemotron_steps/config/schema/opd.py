@@ -5,7 +5,7 @@ section.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator
 
@@ -13,6 +13,7 @@ from nemotron_steps.config.schema.base import OPERATIONAL, OnlyIf, Rule, Section
 from nemotron_steps.config.schema.grpo import AdvantageEstimatorConfig, GrpoConfig, LossFnConfig
 from nemotron_steps.config.schema.rl import RlConfig
 
+_NOT_OPD = OnlyIf("grpo.adv_estimator.name", "grpo")
 _NEVER = (
     *(f"grpo.{key}" for key in GrpoConfig.model_fields if key.startswith(("reward_", "penalize_", "low_effort"))),
     "grpo.normalize_rewards",
@@ -26,6 +27,12 @@ _NEVER = (
     "reward_penalties",
 )
 """Keys of what an answer is worth: rewards do not train here."""
+_OF_OPD = (
+    *(f"loss_fn.{key}" for key in LossFnConfig.model_fields if key != "use_kl_in_reward"),
+    "grpo.advantage_clip_low",
+    "grpo.advantage_clip_high",
+)
+"""Keys of the policy-gradient loss."""
 _SAMPLED = ("policy.generation.temperature", "policy.generation.top_p", "policy.generation.top_k")
 
 
@@ -33,14 +40,10 @@ class DistillationLossFnConfig(LossFnConfig):
     """`loss_fn.*` of distillation. Formulas: `nemotron_steps/engine/losses/distillation.py`. The keys of the
     policy-gradient loss have a part in it under grpo.adv_estimator.name=opd, and else keep their defaults."""
 
-    kl_type: Annotated[Literal["forward", "reverse", "mixed"], OnlyIf("grpo.adv_estimator.name", "grpo")] = "mixed"
-    mixed_kl_weight: Annotated[float, OnlyIf("kl_type", "mixed"), OnlyIf("grpo.adv_estimator.name", "grpo")] = Field(
-        0.5, ge=0, le=1
-    )
+    kl_type: Annotated[Literal["forward", "reverse", "mixed"], _NOT_OPD] = "mixed"
+    mixed_kl_weight: Annotated[float, OnlyIf("kl_type", "mixed"), _NOT_OPD] = Field(0.5, ge=0, le=1)
     """Of the forward KL, under kl_type=mixed."""
-    zero_outside_topk: Annotated[
-        bool, OnlyIf("on_policy_distillation.topk_logits_k"), OnlyIf("grpo.adv_estimator.name", "grpo")
-    ] = False
+    zero_outside_topk: Annotated[bool, OnlyIf("on_policy_distillation.topk_logits_k"), _NOT_OPD] = False
     """The teacher gives nothing to tokens outside its top k; false: both are renormalised over these."""
 
     @property
@@ -59,8 +62,7 @@ class DistillationGrpoConfig(GrpoConfig):
 
 
 class TeacherResourceConfig(Section):
-    """Devices and layout of a teacher that has its own. Under teacher_overrides, a key that is not there is
-    default_teacher_cfg's."""
+    """Devices and layout of a teacher that has its own; what teacher_overrides leaves out is default_teacher_cfg's."""
 
     tensor_model_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
     pipeline_model_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
@@ -115,7 +117,7 @@ class OnPolicyDistillationConfig(Section):
     """Field of a row that names its teacher, which goes before its agent."""
     default_teacher_alias: str | None = None
     """Teacher of all other rows. None: a row without a teacher is refused, unless there is only one teacher."""
-    topk_logits_k: Annotated[PositiveInt | None, OnlyIf("grpo.adv_estimator.name", "grpo")] = 64
+    topk_logits_k: Annotated[PositiveInt | None, _NOT_OPD] = 64
     """Tokens of each of the teacher's distributions that are compared. None: all, the full KL; of each token
     then the teacher's hidden state is kept, and the teachers' output layers stay on the devices. Not read under
     grpo.adv_estimator.name=opd."""
@@ -131,14 +133,6 @@ class OpdConfig(RlConfig):
     loss_fn: DistillationLossFnConfig = DistillationLossFnConfig()
     on_policy_distillation: OnPolicyDistillationConfig = OnPolicyDistillationConfig()
 
-    only_if: ClassVar = {
-        OnlyIf("grpo.adv_estimator.name", "opd"): (
-            *(f"loss_fn.{key}" for key in LossFnConfig.model_fields if key != "use_kl_in_reward"),
-            "grpo.advantage_clip_low",
-            "grpo.advantage_clip_high",
-        )
-    }
-
     def _broken_rules(self) -> Iterator[Rule]:
         yield from super()._broken_rules()
         key, name = "grpo.adv_estimator.name", self.grpo.adv_estimator.name
@@ -149,6 +143,7 @@ class OpdConfig(RlConfig):
             what = "on-policy distillation compares whole distributions, which the megatron policy does"
             yield Rule(key, what, f"{key}=false")
         for keys, why in (
+            (() if name == "opd" else _OF_OPD, "it is of grpo.adv_estimator.name=opd alone"),
             (_NEVER, "rewards do not train in on-policy distillation"),
             (_SAMPLED, "the teacher's distribution is compared with the one that is sampled from"),
         ):

@@ -1,20 +1,12 @@
 """`policy.*`: the trained model, how it is parallelised and optimised, and how it generates."""
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, get_args
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from nemotron_steps.config.names import nearest
-from nemotron_steps.config.schema.base import OPERATIONAL, OnlyIf, Rule, Section
-from nemotron_steps.config.schema.peft import AdapterConfig, LoraConfig, PeftConfig
+from nemotron_steps.config.schema.base import OPERATIONAL, OnlyIf, Rule, Section, written
 
 ReasoningParserName = Literal["qwen3", "deepseek_r1", "nano_v3", "none"]
 """How reasoning is told from the answer: nemotron_steps/engine/rollouts/conversation.py."""
@@ -24,7 +16,8 @@ TorchSchedulerName = Literal[
     "torch.optim.lr_scheduler.CosineAnnealingLR",
 ]
 ToolParserName = Literal["hermes", "qwen3_coder", "llama3_json", "nemotron_json", "none"]
-"""How tool calls are written: nemotron_steps/engine/rollouts/tool_calls.py."""
+"""How tool calls are written: nemotron_steps/engine/rollouts/conversation.py."""
+PackingAlgorithm = Literal["modified_first_fit_decreasing", "first_fit_decreasing", "concatenative"]
 
 
 MomentType = Literal["float32", "bfloat16"]
@@ -37,8 +30,53 @@ OF_MEGATRON, OF_DTENSOR = OnlyIf("dtensor_cfg.enabled", False), OnlyIf("dtensor_
 """Marks of keys that one of the two policies reads."""
 
 
-def _none_is_empty(value: Any) -> Any:
-    return () if value is None else value
+_OR_EMPTY = BeforeValidator(lambda value: () if value is None else value)
+_OR_ZERO = BeforeValidator(lambda value: 0 if value is None else value)
+Modules = Annotated[tuple[str, ...], _OR_EMPTY]
+"""Names of linear layers, or patterns of their whole names (`*.layers.0.*.linear_qkv`)."""
+
+
+_ON = OnlyIf("enabled")
+
+
+class AdapterConfig(Section):
+    """What both policies' adapters have: y = W x + alpha / dim · B A x, with W frozen and B starting at 0."""
+
+    enabled: bool = False
+    target_modules: Annotated[Modules, _ON] = ()
+    """Linear layers that get an adapter; empty: all, of attention, of dense MLPs and, under the megatron policy, of
+    Mamba-2."""
+    exclude_modules: Annotated[Modules, _ON, OnlyIf("target_modules", ())] = ()
+    """Without target_modules: linear layers that get none."""
+    dim: Annotated[PositiveInt, _ON] = 32
+    """The rank r of A [r, in] and B [out, r]."""
+    alpha: Annotated[PositiveFloat, _ON] = 32.0
+    dropout: Annotated[float, _ON, OnlyIf("activation_checkpointing", False)] = Field(0.0, ge=0, lt=1)
+    """Share of the adapter's input ("pre") or output ("post") that a training pass leaves out. SFT and DPO. It would be
+    another one for what is recomputed of a layer, and on each tensor-parallel rank."""
+    dropout_position: Annotated[Literal["pre", "post"], _ON, OnlyIf("dropout")] = "pre"
+
+
+class PeftConfig(AdapterConfig):
+    """`policy.megatron_cfg.peft`. Module names are Megatron's: linear_qkv, linear_proj, linear_fc1, linear_fc2,
+    in_proj and out_proj of Mamba-2."""
+
+    dropout: Annotated[
+        float, _ON, OnlyIf("activation_checkpointing", False), OnlyIf("tensor_model_parallel_size", 1)
+    ] = Field(0.0, ge=0, lt=1)
+    lora_A_init_method: Annotated[Literal["uniform", "xavier"], _ON] = "uniform"
+    """uniform: Kaiming's, as PEFT starts A; xavier: Glorot's normal."""
+
+
+class LoraConfig(AdapterConfig):
+    """`policy.dtensor_cfg.lora_cfg`. Module names are the transformers model's: q_proj, gate_proj, …"""
+
+    target_modules: Annotated[Modules, _ON, OnlyIf("match_all_linear", False)] = ()
+    match_all_linear: Annotated[bool, _ON, OnlyIf("target_modules")] = True
+    """Every linear layer of the decoder, but those of `exclude_modules`; false: those of `target_modules`."""
+    dim: Annotated[PositiveInt, _ON] = 8
+    lora_A_init: Annotated[Literal["uniform", "xavier"], _ON] = "uniform"
+    """As lora_A_init_method of the megatron policy."""
 
 
 class OptimizerConfig(Section):
@@ -52,8 +90,7 @@ class OptimizerConfig(Section):
     adam_eps: PositiveFloat = 1e-8
     use_distributed_optimizer: Annotated[bool, OPERATIONAL] = False
     use_precision_aware_optimizer: bool = False
-    """Megatron policy: masters of bfloat16 weights take 2 bytes instead of 4, to the same effect, and moments may be of
-    the types below."""
+    """Megatron policy: masters of bfloat16 weights take 2 bytes instead of 4; moments may be of the types below."""
     exp_avg_dtype: Annotated[MomentType, OnlyIf("use_precision_aware_optimizer")] = "float32"
     exp_avg_sq_dtype: Annotated[MomentType, OnlyIf("use_precision_aware_optimizer")] = "float32"
     optimizer_cpu_offload: Annotated[bool, OPERATIONAL] = False
@@ -66,9 +103,6 @@ class OptimizerConfig(Section):
         if self.exp_avg_sq_dtype != "float32" and self.adam_beta2 > 1 - 2**-8:
             what = f"exp_avg_sq_dtype=bfloat16 needs adam_beta2 <= 0.996, not {self.adam_beta2}: less decay rounds to 0"
             yield Rule("exp_avg_sq_dtype", what, "exp_avg_sq_dtype=float32")
-        if self.lr * self.weight_decay > 0.01:
-            what = f"lr x weight_decay = {self.lr * self.weight_decay:g} of every weight is lost in every step"
-            yield Rule("weight_decay", what, "weight_decay=0.01")
 
 
 class SchedulerConfig(Section):
@@ -94,7 +128,7 @@ _TRAINS_ALL = OnlyIf("peft.enabled", False)  # adapters leave the weights as the
 class MegatronConfig(Section):
     """`policy.megatron_cfg`: megatron-core's layout and optimizer."""
 
-    enabled: bool = True
+    enabled: Annotated[bool, OF_DTENSOR] = True
     tensor_model_parallel_size: Annotated[PositiveInt, OPERATIONAL, OF_MEGATRON] = 1
     pipeline_model_parallel_size: Annotated[PositiveInt, OPERATIONAL, OF_MEGATRON] = 1
     context_parallel_size: Annotated[PositiveInt, OPERATIONAL, OF_MEGATRON] = 1
@@ -103,15 +137,8 @@ class MegatronConfig(Section):
     activation_checkpointing: Annotated[bool, OPERATIONAL, OF_MEGATRON] = False
     freeze_moe_router: Annotated[bool, OF_MEGATRON] = False
     moe_router_bias_update_rate: Annotated[float, OF_MEGATRON, _TRAINS_ALL] = Field(0.0, ge=0)
-    mtp_num_layers: Annotated[
-        int,
-        BeforeValidator(lambda value: 0 if value is None else value),
-        OF_MEGATRON,
-        _TRAINS_ALL,
-        OnlyIf("mtp_loss_scaling_factor"),
-    ] = Field(0, ge=0)
-    """Depths of multi-token prediction that are trained, as many as the checkpoint has blocks; 0, or null: none. See
-    docs/internals/multi_token_prediction.md."""
+    mtp_num_layers: Annotated[NonNegativeInt, _OR_ZERO, OF_MEGATRON, _TRAINS_ALL, OnlyIf("mtp_loss_scaling_factor")] = 0
+    """Depths of multi-token prediction that are trained, as many as the checkpoint has blocks; 0, or null: none."""
     mtp_loss_scaling_factor: float = Field(0.1, ge=0)
     """What the mean of the depths' losses counts beside the policy's own loss."""
     mtp_use_repeated_layer: bool = False
@@ -122,12 +149,6 @@ class MegatronConfig(Section):
     peft: Annotated[PeftConfig, OF_MEGATRON] = PeftConfig()
     optimizer: Annotated[OptimizerConfig, OF_MEGATRON] = OptimizerConfig()
     scheduler: Annotated[SchedulerConfig, OF_MEGATRON] = SchedulerConfig()
-
-    def _broken_rules(self) -> Iterator[Rule]:
-        cuts = "tensor-parallel ranks" if self.tensor_model_parallel_size > 1 else ""
-        between = "a layer and what is recomputed of it" if self.activation_checkpointing else cuts
-        if self.peft.enabled and self.peft.dropout > 0 and between:
-            yield Rule("peft.dropout", f"an adapter's dropout would differ between {between}", "peft.dropout=0")
 
 
 class AdamWKwargs(Section):
@@ -173,11 +194,6 @@ class DTensorConfig(Section):
     cpu_offload: Annotated[bool, OPERATIONAL, OnlyIf("enabled")] = False
     lora_cfg: Annotated[LoraConfig, OnlyIf("enabled")] = LoraConfig()
 
-    def _broken_rules(self) -> Iterator[Rule]:
-        if self.lora_cfg.enabled and self.lora_cfg.dropout > 0 and self.activation_checkpointing:
-            what = "an adapter's dropout would differ between a layer and what is recomputed of it"
-            yield Rule("lora_cfg.dropout", what, "lora_cfg.dropout=0")
-
 
 class SequencePackingConfig(Section):
     """Several sequences in one row, no padding between them."""
@@ -187,9 +203,7 @@ class SequencePackingConfig(Section):
     """None: of train_micro_batch_size sequences (pairs, for DPO) of max_total_sequence_length."""
     logprob_mb_tokens: PositiveInt | None = None
     """None: of logprob_batch_size such sequences."""
-    algorithm: Literal["modified_first_fit_decreasing", "first_fit_decreasing", "concatenative"] = (
-        "modified_first_fit_decreasing"
-    )
+    algorithm: PackingAlgorithm = "modified_first_fit_decreasing"
     """Which sequences share a row; concatenative: neighbours, in the order they have."""
     sequence_length_round: PositiveInt = 64
     """A row's tokens are padded to a multiple of this, at its end."""
@@ -253,10 +267,10 @@ class GenerationConfig(Section):
     max_new_tokens: PositiveInt = 512
     temperature: float = Field(1.0, ge=0)
     top_p: Annotated[float, _NO_REFERENCE] = Field(1.0, gt=0, le=1)
-    top_k: Annotated[int, BeforeValidator(lambda value: 0 if value is None else value), _NO_REFERENCE] = Field(0, ge=0)
+    top_k: Annotated[int, _OR_ZERO, _NO_REFERENCE] = Field(0, ge=0)
     """0, or null: the whole vocabulary."""
-    stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_none_is_empty)] = ()
-    stop_strings: Annotated[tuple[str, ...], BeforeValidator(_none_is_empty)] = ()
+    stop_token_ids: Annotated[tuple[int, ...], _OR_EMPTY] = ()
+    stop_strings: Annotated[tuple[str, ...], _OR_EMPTY] = ()
     max_sequences: Annotated[PositiveInt, OPERATIONAL] = 256
     """Sequences decoded at once by the embedded generator."""
     reasoning_parser: ReasoningParserName = "qwen3"
@@ -274,15 +288,48 @@ class GenerationConfig(Section):
         """Devices that one generator spreads over."""
         return self.vllm_cfg.tensor_parallel_size if self.backend == "vllm" else 1
 
-    @field_validator("reasoning_parser", "tool_parser", mode="before")
-    @classmethod
-    def _known_parser(cls, value: Any, info: ValidationInfo) -> Any:
-        known = get_args(ReasoningParserName if info.field_name == "reasoning_parser" else ToolParserName)
-        if value not in known:
-            close = nearest(str(value), known)
-            guess = f"; did you mean {' or '.join(close)}?" if close else ""
-            raise ValueError(f"no parser is named {value!r}{guess} (known: {', '.join(known)})")
-        return value
+
+RECORDING = "enable_return_routed_experts"
+"""vLLM's argument for returning the experts that tokens went through."""
+FIXED = frozenset(
+    {"distributed_executor_backend", "worker_extension_cls", "logprobs_mode", "load_format", "weight_transfer_config",
+     "enable_sleep_mode", "skip_tokenizer_init"}
+)  # fmt: skip
+"""vLLM's arguments that training and evaluations depend on."""
+
+
+def own_keys(section: str, seed: str, model: str, generation: str = "generation") -> dict[str, str]:
+    """vLLM's argument → the config key that is for it, of a step whose lengths and precision are in `section`."""
+    cfg = f"{generation}.vllm_cfg"
+    same = ("max_num_seqs", "gpu_memory_utilization", "tensor_parallel_size", "enforce_eager")
+    return {
+        "model": model,
+        "dtype": f"{section}.precision",
+        "seed": f"{seed}.seed",
+        "max_model_len": f"{section}.max_total_sequence_length",
+        "enable_expert_parallel": f"{cfg}.expert_parallel_size",
+        **{name: f"{cfg}.{name}" for name in same},
+    }
+
+
+OF_POLICY = {
+    **own_keys("policy", "grpo", "policy.checkpoint", "policy.generation"),
+    RECORDING: "policy.router_replay.enabled",
+}
+
+
+def option_rules(config: GenerationConfig, section: str, own: Mapping[str, str]) -> Iterator[Rule]:
+    """Broken rules of a whole config about its `vllm_kwargs`, at the key `section`; `own` as OF_POLICY. The recording
+    of experts where nothing has a key for it is left to vLLM's default."""
+    for name, value in config.vllm_kwargs.items() if config.backend == "vllm" else ():
+        key, there = f"{section}.vllm_kwargs.{name}", own.get(name)
+        if there is not None:
+            # Which of several models, and over how many GPUs, is not known.
+            plain = isinstance(value, int | float | str) and name not in ("model", "enable_expert_parallel")
+            moved = f" {there}={shlex.quote(written(value))}" if plain else ""
+            yield Rule(key, f"vLLM's {name} has a key of its own: {there}", f"~{key}{moved}")
+        elif name in FIXED or name == RECORDING:
+            yield Rule(key, f"vLLM's {name} cannot be changed: the step depends on it", f"~{key}")
 
 
 class TokenizerConfig(Section):
@@ -298,8 +345,7 @@ class PolicyConfig(Section):
     checkpoint: str | None = None
     """Path of the starting checkpoint; the step's `policy` port is written here."""
     model_type: Annotated[str | None, OPERATIONAL] = None
-    """Family of models (config.json's model_type) that the config was made for; another is refused. None: any that the
-    layout fits."""
+    """config.json's model_type that the config was made for; another is refused. None: any that the layout fits."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     precision: Literal["float32", "bfloat16"] = "bfloat16"
     train_global_batch_size: PositiveInt = 64
@@ -326,9 +372,6 @@ class PolicyConfig(Section):
         return self.dtensor_cfg.lora_cfg if self.dtensor_cfg.enabled else self.megatron_cfg.peft
 
     def _broken_rules(self) -> Iterator[Rule]:
-        if not self.dtensor_cfg.enabled and not self.megatron_cfg.enabled:
-            what = "policy.megatron_cfg or policy.dtensor_cfg must be enabled: there is no policy to train"
-            yield Rule("megatron_cfg.enabled", what, "megatron_cfg.enabled=true")
         if self.scheduler is None:
             return
         schedulers = sum(entry.name is not None for entry in self.scheduler)

@@ -1,18 +1,17 @@
 """Config of the GRPO steps (rlvr, rlhf, swe), under NeMo-RL's key names."""
 
+import re
 import tomllib
 from collections.abc import Iterator
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.base import OPERATIONAL, OnlyIf, Rule, Section, get_raw, move_alias, put_raw
 from nemotron_steps.config.schema.grpo import GrpoConfig, LossFnConfig, RewardPenaltiesConfig
-from nemotron_steps.config.schema.policy import GeneratingPolicyConfig
+from nemotron_steps.config.schema.policy import OF_POLICY, GeneratingPolicyConfig, option_rules
 from nemotron_steps.config.schema.reward import RewardedConfig
-from nemotron_steps.config.schema.vllm_options import OF_POLICY, option_rules
 
 
 class VllmModelConfig(Section):
@@ -67,8 +66,7 @@ class NemoGymConfig(Section):
     """Equivalence, rubric and math judge; None: environments that need one refuse to start."""
     safety_model: JudgeModelConfig | None = None
     invalid_tool_call_patterns: tuple[str, ...] | None = None
-    """What an answer must not have left in its text once its tool calls are taken out; None: what
-    policy.generation.tool_parser writes calls with."""
+    """What no answer may have in its text beside its tool calls; None: what policy.generation.tool_parser writes."""
     thinking_tags: tuple[str, str] = ("<think>", "</think>")
     """Opening and closing tag that malformed thinking is told by."""
     environments: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -85,15 +83,10 @@ class NemoGymConfig(Section):
 class EnvConfig(Section):
     """`env.*`."""
 
-    should_use_nemo_gym: bool = True
+    should_use_nemo_gym: Annotated[bool, OnlyIf("environment")] = True
     """True: each row's agent_ref names its environment. False: every row goes to `environment`."""
     environment: str | None = None
     nemo_gym: NemoGymConfig = NemoGymConfig()
-
-    def _broken_rules(self) -> Iterator[Rule]:
-        if not self.should_use_nemo_gym and self.environment is None:
-            what = "env.should_use_nemo_gym=false needs env.environment, the one that every row goes to"
-            yield Rule("should_use_nemo_gym", what, "should_use_nemo_gym=true")
 
     @property
     def only_environment(self) -> str | None:
@@ -121,26 +114,38 @@ class DataConfig(PromptFilesConfig):
 
     shuffle: bool = True
     max_input_seq_length: PositiveInt | None = None
-    """Prompts of more tokens, the chat template's not counted, are left out; None: a prompt that leaves no room for an
-    answer is refused."""
+    """Prompts of more tokens (without the template's) are left out; None: one without room for an answer is refused."""
 
 
 class ClusterConfig(Section):
     """`cluster.*`: where the workers run."""
 
     backend: Literal["process", "ray"] = "process"
-    """process: everything in this process. ray: actors for policy workers and, in GRPO, generators, environments and
-    judges."""
+    """process: everything in this process. ray: actors for policy workers, generators, environments and judges."""
     num_nodes: PositiveInt = 1
     gpus_per_node: int = Field(0, ge=0)
     """0: CPU workers."""
     gpu_memory_gib: PositiveFloat = 80.0
     """Of one GPU, for what a plan predicts and refuses: 80 for an H100, 141 for an H200."""
     ray_address: str | None = None
-    """An existing Ray cluster; None: the one RAY_ADDRESS names, as in a job that an executor started, else one that is
-    started on this machine."""
+    """An existing Ray cluster; None: the one RAY_ADDRESS names, else one that is started on this machine."""
     policy_workers: PositiveInt | None = None
     """Policy ranks on CPU (gloo); on GPUs it follows from the devices."""
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in HH:MM, HH:MM:SS or DD:HH:MM:SS, as job schedulers write them. ValueError for anything else."""
+    found = re.fullmatch(r"(?:(\d+):)??(\d+):([0-5]?\d)(?::([0-5]?\d))?", text)
+    if found is None or (found[1] is not None and int(found[2]) > 23):
+        forms = "HH:MM, HH:MM:SS or DD:HH:MM:SS, with at most 59 minutes and seconds"
+        raise ValueError(f"{text} must be a duration, {forms}")
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _duration(text: str) -> str:
+    parse_duration(text)
+    return text
 
 
 class CheckpointingConfig(Section):
@@ -152,22 +157,10 @@ class CheckpointingConfig(Section):
     metric_name: str | None = None
     """Metric by which the keep_top_k best checkpoints are kept, besides the newest; None: the keep_top_k newest."""
     higher_is_better: bool = True
-    checkpoint_must_save_by: str | None = None
+    checkpoint_must_save_by: Annotated[str, AfterValidator(_duration)] | None = None
     """Wall time (DD:HH:MM:SS or HH:MM) since the run began by which a checkpoint is committed and the run stops, to be
     resumed: it saves when another step and its save might not be over in time."""
     save_async: bool = False
-
-    def _broken_rules(self) -> Iterator[Rule]:
-        limit = self.checkpoint_must_save_by
-        try:
-            if limit is not None:
-                parse_duration(limit)
-        except ValueError:
-            what = (
-                f"checkpointing.checkpoint_must_save_by={limit} must be a duration, HH:MM, HH:MM:SS or DD:HH:MM:SS, "
-                "with at most 59 minutes and seconds"
-            )
-            yield Rule("checkpoint_must_save_by", what, "checkpoint_must_save_by=00:03:30:00")
 
 
 class HeldoutConfig(Section):
@@ -194,8 +187,7 @@ class SignalsConfig(Section):
         unknown = [name for name in self.stop_on if name not in known]
         if unknown:
             what = f"signals.stop_on: there is no signal {', '.join(unknown)}; there are {', '.join(known)}"
-            meant = [name if name in known else next(iter(nearest(name, known)), "") for name in self.stop_on]
-            yield Rule("stop_on", what, f"stop_on=[{','.join(filter(None, meant))}]")
+            yield Rule("stop_on", what, f"stop_on=[{','.join(name for name in self.stop_on if name in known)}]")
 
 
 class RlConfig(RewardedConfig):
@@ -244,10 +236,6 @@ class RlConfig(RewardedConfig):
                 "were of the newest, unless loss_fn.use_importance_sampling_correction weighs them"
             )
             yield Rule("loss_fn.force_on_policy_ratio", what, "loss_fn.force_on_policy_ratio=false")
-        if self.grpo.adv_estimator.name == "gdpo" and self.reward_penalties.any_enabled:
-            what = "reward_penalties take a rollout's reward, but not the components of grpo.adv_estimator.name=gdpo"
-            fix = "grpo.adv_estimator.name=grpo grpo.adv_estimator.components=[]"
-            yield Rule("grpo.adv_estimator.name", what, fix)
         if self.policy.generation.temperature == 0:
             key = "policy.generation.temperature"
             yield Rule(key, f"{key}=0 samples the same answer every time: a group learns nothing", f"{key}=1")
@@ -261,10 +249,7 @@ class RlConfig(RewardedConfig):
             yield Rule(key, f"loss_fn.force_on_policy_ratio needs {key} = {product}, not {batch}", f"{key}={rollouts}")
         elif rollouts % batch:
             yield Rule(key, f"grpo.{product} is not a multiple of {key} = {batch}", f"{key}={rollouts}")
-        key, answer = "policy.generation.max_new_tokens", self.policy.generation.max_new_tokens
         longest = max(self.policy.max_total_sequence_length, self.policy.max_total_sequence_length_end or 0)
-        if answer > longest and answer != 512:  # as it is by default
-            yield Rule(key, f"{key}={answer} is never reached: sequences end at {longest} tokens", f"{key}={longest}")
         for section in ("sequence_packing", "dynamic_batching"):
             settings = getattr(self.policy, section)
             rounding = settings.sequence_length_round if self.policy.dtensor_cfg.enabled else 1
@@ -274,16 +259,3 @@ class RlConfig(RewardedConfig):
                 if settings.enabled and budget is not None and budget < needed:
                     what = f"{key}={budget} must hold the longest rollout, of {longest} tokens"
                     yield Rule(key, what, f"{key}={needed}")
-
-
-def parse_duration(text: str) -> float:
-    """Seconds in HH:MM, HH:MM:SS or DD:HH:MM:SS, as job schedulers write them. ValueError where it is none of these, or
-    has more than 59 minutes or seconds, or 23 hours beside days."""
-    parts = text.split(":")
-    if len(parts) in (2, 3, 4) and all(part.isdecimal() for part in parts):
-        numbers = [int(part) for part in parts]
-        days = numbers.pop(0) if len(numbers) == 4 else 0
-        hours, minutes, seconds = (*numbers, 0)[:3]
-        if minutes < 60 and seconds < 60 and (hours < 24 or len(parts) < 4):
-            return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-    raise ValueError(f"not a duration of the form HH:MM, HH:MM:SS or DD:HH:MM:SS: {text}")

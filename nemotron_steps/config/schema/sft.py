@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt
 
 from nemotron_steps.config.schema.base import OPERATIONAL, OnlyIf, Rule, Section
 from nemotron_steps.config.schema.data_prep import SplitRows
-from nemotron_steps.config.schema.policy import PolicyConfig
+from nemotron_steps.config.schema.policy import PackingAlgorithm, PolicyConfig
 from nemotron_steps.config.schema.rl import CheckpointingConfig, ClusterConfig, DataFileConfig
 
 _NOT_OF_HYBRIDS = OnlyIf("architecture", "llama", "qwen2", "qwen3")
@@ -127,9 +127,7 @@ class PackingConfig(Section):
 
     pack_size: PositiveInt = 4096
     """Tokens of a row at most; longer chats are left out, and counted."""
-    algorithm: Literal["modified_first_fit_decreasing", "first_fit_decreasing", "concatenative"] = (
-        "modified_first_fit_decreasing"
-    )
+    algorithm: PackingAlgorithm = "modified_first_fit_decreasing"
     """As policy.sequence_packing.algorithm."""
     tokenizer: str | None = None
     """A folder with the tokenizer and chat template of the model that is to be trained, or its checkpoint. None:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section
+from nemotron_steps.config.schema.base import OPERATIONAL, OnlyIf, Rule, Section
 from nemotron_steps.config.schema.data_prep import (
     MUTATION_KINDS,
     JsonlSource,
@@ -40,11 +40,12 @@ class SweTasksConfig(Section):
     packages: PackageSource | None = None
     jsonl: JsonlSource | None = None
     """Rows in the shape of SWE-bench or SWE-Gym."""
-    kind: Literal["agent", "steps"] = "agent"
-    """Tasks for an agent (SWE 2), or single steps of recorded trajectories that solve them (SWE 1)."""
+    kind: Annotated[Literal["agent", "steps"], OnlyIf("jsonl", None)] = "agent"
+    """Tasks for an agent (SWE 2), or single steps of recorded trajectories that solve them (SWE 1): of mined tasks, for
+    rows of jsonl have none."""
     rows: SplitRows = SplitRows()
-    sample: PositiveInt | None = None
-    """Rows read at most (jsonl only)."""
+    sample: Annotated[PositiveInt | None, OnlyIf("packages", None)] = None
+    """Rows read at most (jsonl only); packages have max_tasks."""
     max_refused_share: float = Field(0.0, ge=0, le=1)
     """Share of unusable rows that is left out, each one named and counted (jsonl only)."""
     num_workers: Annotated[PositiveInt | None, OPERATIONAL] = None
@@ -62,9 +63,4 @@ class SweTasksConfig(Section):
 
     def _broken_rules(self) -> Iterator[Rule]:
         own = {"jsonl": self.jsonl is not None, "packages": self.packages is not None}
-        yield from broken_source_rules("made_up", self.made_up is not None, own, self.rows.train, self.sample)
-        if self.kind == "steps" and self.jsonl is not None:
-            yield Rule("kind", "kind=steps records trajectories of mined tasks; rows of jsonl have none", "kind=agent")
-        if self.packages is not None and self.sample is not None:
-            what = "sample limits the rows of jsonl files; for packages use packages.max_tasks"
-            yield Rule("sample", what, "sample=null")
+        return broken_source_rules("made_up", self.made_up is not None, own, self.rows.train, self.sample)

@@ -1,7 +1,7 @@
 """Config of `data_prep/tool_preference_prep`: preference pairs against tool hallucination."""
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, PositiveInt
 
@@ -28,9 +28,7 @@ class ToolPreferencePrepConfig(Section):
     """Rows of single_step_tool_use_with_argument_comparison, or of another environment with its fields."""
     tool_tasks: ToolTasksSource | None = None
     rows: SplitRows = SplitRows()
-    hallucinations: tuple[Hallucination, ...] = Field(
-        ("unknown_tool", "unknown_argument", "missing_argument", "made_up_value", "needless_call"), min_length=1
-    )
+    hallucinations: tuple[Hallucination, ...] = Field(get_args(Hallucination), min_length=1)
     """What rejected answers may do."""
     pairs_per_row: PositiveInt = 2
     """Different hallucinations drawn for one row at most."""

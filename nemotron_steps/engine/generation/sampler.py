@@ -20,12 +20,8 @@ STALL_SECONDS = 60.0
 
 
 class AsyncSampler:
-    """Async front of a Generator, which is stepped only from the event loop that runs `submit`.
-
-    Args:
-        defer_to: another sampler on the same device whose work goes first. A judge that waits until the policy
-            has drained decodes full batches instead of competing for the same cores with small ones.
-    """
+    """Async front of a Generator, which is stepped only from the event loop that runs `submit`. The work of `defer_to`,
+    on the same device, goes first: a judge that waits until the policy has drained decodes full batches."""
 
     def __init__(self, generator: Generator, *, name: str = "sampler", defer_to: AsyncSampler | None = None) -> None:
         self.generator = generator
@@ -46,6 +42,10 @@ class AsyncSampler:
     def busy(self) -> bool:
         """Whether any request is unfinished."""
         return bool(self._waiting)
+
+    def is_sampling(self, request_id: str) -> bool:
+        """Whether a request is unfinished."""
+        return request_id in self._waiting
 
     def submit(
         self, prompt_ids: Sequence[int], params: SamplingParams, n: int = 1, request_id: str | None = None
@@ -84,7 +84,8 @@ class AsyncSampler:
             future.cancel()
 
     async def _pump(self) -> None:
-        watch = _StallWatch(self.generator, self._name)
+        # Only time between looks counts, a second a look at most: the loop may have been busy with a checkpoint.
+        sampled, looked_at, silent_s = self.generator.sampled_tokens, time.monotonic(), 0.0
         try:
             while self._waiting:
                 # Sleeping lets the coroutines whose futures just resolved run, and queue more, before the next step.
@@ -92,48 +93,35 @@ class AsyncSampler:
                 while self._defer_to is not None and self._defer_to.busy:
                     await asyncio.sleep(0)
                 for completion in self.generator.step():
-                    self.generated_tokens += len(completion.token_ids)
-                    futures = self._waiting.get(completion.request_id)
-                    if futures is None:  # cancelled meanwhile
-                        continue
-                    if not futures[completion.index].done():
-                        futures[completion.index].set_result(completion)
-                    if all(future.done() for future in futures):
-                        del self._waiting[completion.request_id]
-                watch.look()
-        except BaseException as error:
-            if not isinstance(error, Exception):  # the loop ends: nobody will step these requests any further
-                for request_id in list(self._waiting):
-                    self.cancel_request(request_id)
-                raise
+                    self._resolve(completion)
+                now = time.monotonic()
+                if now - looked_at < LOOK_SECONDS:  # asking after every token costs as much as sampling it
+                    continue
+                silent_s = silent_s + min(now - looked_at, 1.0) if sampled == self.generator.sampled_tokens else 0.0
+                sampled, looked_at = self.generator.sampled_tokens, now
+                if silent_s > STALL_SECONDS:
+                    raise WorkerLostError(
+                        f"the generator `{self._name}` has sampled no token for {STALL_SECONDS:.0f} s",
+                        found=f"{self.generator.pending()} samples pending",
+                        hints=[RESUME],
+                    )
+        except Exception as error:
             for futures in self._waiting.values():
                 for future in futures:
                     if not future.done():
                         future.set_exception(error)
             self._waiting.clear()
+        except BaseException:  # the loop ends: nobody will step these requests any further
+            for request_id in list(self._waiting):
+                self.cancel_request(request_id)
+            raise
 
-
-class _StallWatch:
-    """Tells a generator that has stopped sampling from one that takes its time. Only time between looks counts, a
-    second a look at most: the loop may have been busy with a checkpoint meanwhile."""
-
-    def __init__(self, generator: Generator, name: str) -> None:
-        self._generator, self._name = generator, name
-        self._sampled = generator.sampled_tokens
-        self._looked_at = time.monotonic()
-        self._silent_s = 0.0
-
-    def look(self) -> None:
-        """Raise WorkerLostError when nothing has been sampled for STALL_SECONDS."""
-        now = time.monotonic()
-        if now - self._looked_at < LOOK_SECONDS:  # asking after every token costs as much as sampling it
+    def _resolve(self, completion: Completion) -> None:
+        self.generated_tokens += len(completion.token_ids)
+        futures = self._waiting.get(completion.request_id)
+        if futures is None:  # cancelled meanwhile
             return
-        sampled = self._generator.sampled_tokens
-        self._silent_s = 0.0 if sampled != self._sampled else self._silent_s + min(now - self._looked_at, 1.0)
-        self._sampled, self._looked_at = sampled, now
-        if self._silent_s > STALL_SECONDS:
-            raise WorkerLostError(
-                f"the generator `{self._name}` has sampled no token for {STALL_SECONDS:.0f} s",
-                found=f"{self._generator.pending()} samples pending",
-                hints=[RESUME],
-            )
+        if not futures[completion.index].done():
+            futures[completion.index].set_result(completion)
+        if all(future.done() for future in futures):
+            del self._waiting[completion.request_id]

@@ -40,11 +40,9 @@ class GroupStatistics:
 def group_statistics(
     rewards: torch.Tensor, group_index: torch.Tensor, valid: torch.Tensor, *, leave_one_out: bool
 ) -> GroupStatistics:
-    """Baseline and Bessel-corrected std per rollout, over the valid samples of its group; 0 for invalid samples.
-
-    Leave-one-out (RLOO, arXiv:2402.14740): sample i is compared with the n - 1 others, and the std leaves it out too.
-    All are [N]; rewards of invalid samples are never read, and equal int64 numbers are one prompt group.
-    """
+    """Baseline and Bessel-corrected std per rollout, over the valid samples of its group; 0 for invalid samples, whose
+    rewards are never read. Leave-one-out (RLOO, arXiv:2402.14740): the std leaves a sample out of its own, too. All are
+    [N]; equal int64 numbers are one prompt group."""
     rewards = rewards.double()
     baseline = torch.zeros_like(rewards)
     std = torch.zeros_like(rewards)
@@ -120,11 +118,8 @@ reward (`loss_fn.use_kl_in_reward`), or None) → float64 [N, T]; 0 for invalid 
 def group_relative(
     config: GrpoConfig, graded: GradedRewards, mask: torch.Tensor, kl_penalty: torch.Tensor | None
 ) -> torch.Tensor:
-    """A rollout is credited for being better than the others of its prompt (GRPO, arXiv:2402.03300).
-
-    All of its tokens get the same: its reward less the mean of the others (or of the whole group), in units of their
-    spread. A prompt that every rollout solves, or none, gives no credit.
-    """
+    """A rollout is credited for being better than the others of its prompt (GRPO, arXiv:2402.03300). All of its tokens
+    get the same: its reward less the mean of the others (or of the whole group), in units of their spread."""
     normalize = config.normalize_rewards
     advantages = grpo_advantages(graded.rewards, graded.statistics, graded.valid, normalize=normalize)
     return _over_tokens(advantages, mask, kl_penalty)
@@ -135,8 +130,7 @@ def reward_decoupled(
 ) -> torch.Tensor:
     """A rollout is credited for each reward component apart, so that none drowns in another's scale (GDPO,
     arXiv:2601.05242): the group-relative advantages of `adv_estimator.components`, each times its `reward_weights`
-    entry, are summed and standardised over the batch (mean 0, Bessel-corrected std 1). All tokens get the same.
-    """
+    entry, are summed and standardised over the batch (mean 0, Bessel-corrected std 1)."""
     names = config.adv_estimator.components
     weights = config.adv_estimator.reward_weights or (1.0,) * len(names)
     missing = [name for name in names if name not in graded.components]
@@ -165,12 +159,9 @@ def reward_decoupled(
 def reinforce_plus_plus(
     config: GrpoConfig, graded: GradedRewards, mask: torch.Tensor, kl_penalty: torch.Tensor | None
 ) -> torch.Tensor:
-    """A token is credited for being better than the average token of the batch (Reinforce++, arXiv:2501.03262).
-
-    It has its rollout's reward, less the mean of its prompt's rollouts under `adv_estimator.minus_baseline`, less its
-    own KL; then (A - mean) / sqrt(max(var, 1e-8)), mean and population variance over the batch's trained tokens. 0
-    outside the mask.
-    """
+    """A token is credited for being better than the average token of the batch (Reinforce++, arXiv:2501.03262). It has
+    its rollout's reward, less the mean of its prompt's rollouts under `adv_estimator.minus_baseline`, less its own KL;
+    then (A - mean) / sqrt(max(var, 1e-8)), mean and population variance over the batch's trained tokens."""
     rewards, valid = graded.rewards.double(), graded.valid
     if config.adv_estimator.minus_baseline:
         whole = group_statistics(rewards, graded.group_index, valid, leave_one_out=False)
@@ -188,9 +179,7 @@ def teacher_gap(
     config: GrpoConfig, graded: GradedRewards, mask: torch.Tensor, kl_penalty: torch.Tensor | None
 ) -> torch.Tensor:
     """A token is credited for being likelier to the teacher than to the policy: log pi_teacher - log pi (MiMo-V2-Flash,
-    arXiv:2601.02780). Its policy gradient is that of the reverse KL, by one sample. Rewards have no part in it. 0
-    outside the mask.
-    """
+    arXiv:2601.02780). Its policy gradient is that of the reverse KL, by one sample. Rewards have no part in it."""
     assert graded.teacher_gap is not None, "adv_estimator.name=opd needs teachers"
     trained = (mask > 0) & graded.valid.unsqueeze(-1)
     gap = graded.teacher_gap.double()

@@ -21,7 +21,6 @@ from nemotron_steps.engine.grpo.filters import (
     too_few_groups,
 )
 from nemotron_steps.engine.grpo.loop import GrpoRun, StepRecord
-from nemotron_steps.engine.rollouts.collector import StragglerError
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.errors import DataError
 
@@ -44,12 +43,10 @@ class _AsyncLoop:
         self.buffer = GroupBuffer(
             self.grpo.num_prompts_per_step,
             self.grpo.async_grpo.max_trajectory_age_steps,
-            straggler_deadline_s=self.grpo.async_grpo.straggler_deadline_s,
             num_positions=run.prompts.num_positions,
             num_steps=run.total_steps,
         )
         self.tasks: dict[str, asyncio.Task[list[RolloutGroup]]] = {}
-        self.cuts: dict[str, asyncio.Event] = {}
         self.judged = Judged()
         """Since the last step was taken."""
         self.reported_drops = 0
@@ -166,10 +163,7 @@ class _AsyncLoop:
             await self._wait_for_groups()
 
     async def _wait_for_groups(self, *besides: asyncio.Future[Any]) -> None:
-        """Cut groups that straggle, wait until one or something besides is done, or a moment, and gather them. A dead
-        worker fails its groups itself."""
-        for ticket in self.buffer.overdue(_now()):
-            self.cuts[ticket.group_id].set()
+        """Wait until a group or something besides is done, and gather them. A dead worker fails its groups itself."""
         waiting = {*besides, *self.tasks.values()}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=1.0)
         self._gather()
@@ -195,27 +189,20 @@ class _AsyncLoop:
         version = self.run.generator.weight_version
         while self.buffer.can_issue(version) and not self._may_ask_no_more(self.judged.offered + len(self.tasks)):
             ticket = self.buffer.issue(version, _now())
-            prompt, cut = self.run.prompts.at(ticket.position), asyncio.Event()
-            self.cuts[ticket.group_id] = cut
-            sampling = loop.sample_groups(self.run, [prompt], group_ids=[ticket.group_id], cuts=[cut])
+            prompt, deadline_s = self.run.prompts.at(ticket.position), self.grpo.async_grpo.straggler_deadline_s
+            sampling = loop.sample_groups(self.run, [prompt], [ticket.group_id], deadline_s)
             self.tasks[ticket.group_id] = asyncio.ensure_future(sampling)
 
     def _gather(self) -> None:
-        """Move finished groups into the buffer; a group that straggled goes back to its prompt's queue."""
+        """Move finished groups into the buffer."""
         for group_id in [g for g, task in self.tasks.items() if task.done()]:
-            task = self.tasks.pop(group_id)
-            cut = self.cuts.pop(group_id)
-            try:
-                (group,) = task.result()
-            except StragglerError:
-                self.buffer.withdraw(group_id, "straggler")
-                continue
+            (group,) = self.tasks.pop(group_id).result()
             if is_ungraded(group) or has_no_verdict(group):
                 self.judged.ungraded += is_ungraded(group)
                 self.judged.untrained += failures_of(group)
                 (self.buffer.withdraw if is_ungraded(group) else self.buffer.discard)(group_id, "ungraded")
                 continue
-            self.buffer.complete(group, partial=cut.is_set())
+            self.buffer.complete(group)
             self.judged.offered += 1
             if self.grpo.use_dynamic_sampling and not has_signal(group, self.grpo):
                 self.buffer.discard(group_id, "no_signal")

@@ -19,14 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from nemotron_steps.engine.grpo.rollout_metrics import oldest_version
-from nemotron_steps.engine.types import Rollout, RolloutGroup
+from nemotron_steps.engine.types import Rollout, RolloutGroup, oldest_version
 from nemotron_steps.errors import EngineError
 
 STATE_FORMAT = 3
 
 MAX_FAILURES = 3
-"""Attempts of a prompt that may straggle or fail; a prompt that always does would be tried for ever."""
+"""Attempts of a prompt that may fail; a prompt that always does would be tried for ever."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,9 @@ class Ticket:
         return [self.position, self.attempt, self.version, self.target_step]
 
     @classmethod
-    def restored(cls, saved: Iterable[int]) -> Ticket:
+    def restored(cls, saved: Sequence[int]) -> Ticket:
         """The inverse of `saved`."""
-        position, attempt, version, target_step = map(int, saved)
-        return cls(position, attempt, version, 0.0, target_step)
+        return cls(*saved[:3], issued_at=0.0, target_step=saved[3])
 
 
 class GroupBuffer:
@@ -69,13 +67,11 @@ class GroupBuffer:
         num_prompts_per_step: int,
         max_age: int,
         *,
-        straggler_deadline_s: float | None = None,
         num_positions: int | None = None,
         num_steps: int | None = None,
     ) -> None:
         self.num_prompts_per_step = num_prompts_per_step
         self.max_age = max_age
-        self.straggler_deadline_s = straggler_deadline_s
         self.num_positions = num_positions
         self.num_steps = num_steps
         self.next_step = 0
@@ -121,8 +117,8 @@ class GroupBuffer:
         self._in_flight[ticket.group_id] = ticket
         return ticket
 
-    def complete(self, group: RolloutGroup, *, partial: bool = False) -> None:
-        """A graded group comes back; `partial` when a deadline left rollouts out."""
+    def complete(self, group: RolloutGroup) -> None:
+        """A graded group comes back."""
         ticket = self._in_flight[group.group_id]
         # The tokens' own versions, not the group's stamp: the age bound is about what was sampled.
         oldest = oldest_version(group.rollouts, ticket.version)
@@ -136,14 +132,6 @@ class GroupBuffer:
         del self._in_flight[group.group_id]
         self._ready[group.group_id] = (ticket, group)
         self._counts["completed"] += 1
-        self._counts["partial"] += int(partial)
-
-    def overdue(self, now: float) -> list[Ticket]:
-        """Tickets past the straggler deadline, oldest first. The caller completes them partially or withdraws them."""
-        if self.straggler_deadline_s is None:
-            return []
-        late = [t for t in self._in_flight.values() if now - t.issued_at > self.straggler_deadline_s]
-        return sorted(late, key=lambda ticket: (ticket.issued_at, ticket.position))
 
     def withdraw(self, group_id: str, reason: str) -> None:
         """Give up on an attempt; its position is retried, or dropped at last."""
@@ -221,11 +209,8 @@ class GroupBuffer:
     # -- checkpoint -------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Any], list[RolloutGroup]]:
-        """Everything a resumed run needs at this moment: JSON-able data, and ready groups, for `encode_groups`.
-
-        Groups in flight die with the process. A resumed run issues them again as the same attempts, so that with the
-        same weights a seeded generator samples them again, and for the same steps.
-        """
+        """Everything a resumed run needs at this moment: JSON-able data, and ready groups, for `encode_groups`. Groups
+        in flight are issued again as the same attempts: with the same weights a seeded generator samples the same."""
         ready = sorted(self._ready.values(), key=lambda entry: entry[0].position)
         interrupted = [*self._interrupted, *self._in_flight.values()]
         plain = {
@@ -255,8 +240,8 @@ class GroupBuffer:
                 expected="format {}, {} prompts a step, max_trajectory_age_steps {}".format(*settings),
                 found="format {}, {} prompts a step, max_trajectory_age_steps {}".format(*found),
             )
-        self.next_step = int(state["next_step"])
-        self._cursor = int(state["cursor"])
+        self.next_step = state["next_step"]
+        self._cursor = state["cursor"]
         self._attempts = dict(state["attempts"])
         self._failures = dict(state["failures"])
         self.dropped = list(state["dropped"])

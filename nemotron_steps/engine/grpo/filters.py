@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from nemotron_steps.engine.grpo.advantages import ROUNDING
 from nemotron_steps.engine.grpo.rewards import scale_rewards
+from nemotron_steps.engine.rollouts.collector import STRAGGLED
 from nemotron_steps.engine.rollouts.data import PromptRow
-from nemotron_steps.engine.rollouts.failures import BROKEN
-from nemotron_steps.engine.types import Rollout, RolloutGroup
+from nemotron_steps.engine.rollouts.turns import BROKEN
+from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.environments.base import ENVIRONMENT_LOST, JUDGE_UNAVAILABLE
 from nemotron_steps.environments.remote.remote import ENVIRONMENT_UNAVAILABLE
 from nemotron_steps.errors import RESUME, EngineError, JudgeUnavailableError, StepsError, WorkerLostError, show_line
@@ -24,15 +25,32 @@ from nemotron_steps.errors import RESUME, EngineError, JudgeUnavailableError, St
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.grpo import GrpoConfig
 
-TRIED_AGAIN = BROKEN | {JUDGE_UNAVAILABLE, ENVIRONMENT_UNAVAILABLE}
+TRIED_AGAIN = BROKEN | {JUDGE_UNAVAILABLE, ENVIRONMENT_UNAVAILABLE, STRAGGLED}
 """Failure classes that another attempt may be without."""
 MAX_BROKEN_SHARE = 0.5
 """Of the rollouts of prompts that were begun together."""
 MIN_PROMPTS = 4
 """Prompts that are judged together at least: where a step has one, a bad row would otherwise be all of it."""
 
-Failed = tuple[str, Rollout]
-"""file:line of the row, empty where it is not known, and a rollout of it without a verdict."""
+
+class Failed(NamedTuple):
+    """A rollout without a verdict: what an error shows of it."""
+
+    where: str
+    """file:line of its row, empty where it is not known."""
+    environment: str
+    failure: str
+    said: str | None
+    hint: str | None
+
+    @classmethod
+    def of(cls, group: RolloutGroup, where: str = "") -> list[Failed]:
+        """Those of a group."""
+        failed = [(r, r.failure, r.metadata) for r in group.rollouts if r.failure is not None]
+        return [
+            cls(where, r.environment, failure, told.get("traceback") or told.get("message"), told.get("hint"))
+            for r, failure, told in failed
+        ]
 
 
 def is_ungraded(group: RolloutGroup) -> bool:
@@ -54,7 +72,7 @@ def failures_of(group: RolloutGroup) -> list[str | None]:
 def refuse_ungraded(groups: Sequence[RolloutGroup]) -> None:
     """A step in which nothing was graded has nothing to learn from: stop, and say why."""
     if all(has_no_verdict(group) for group in groups):
-        failed = [("", rollout) for group in groups for rollout in group.rollouts]
+        failed = [each for group in groups for each in Failed.of(group)]
         raise _nothing_graded(failed, "no rollout of this step could be graded")
 
 
@@ -96,9 +114,9 @@ class FailureWatch:
 
     def saw(self, number: int, prompt: PromptRow, group: RolloutGroup) -> None:
         """A prompt's group came back; raises where too many rollouts broke their environments, or none was graded."""
-        failed = [(prompt.where, _reported(rollout)) for rollout in group.rollouts if rollout.failure is not None]
+        failed = Failed.of(group, prompt.where)
         self._judged.update(rollout.environment for rollout in group.rollouts)
-        self._failed.update((rollout.environment, rollout.failure or "") for _, rollout in failed)
+        self._failed.update((each.environment, each.failure) for each in failed)
         together = self._together.setdefault(number, _Together())
         together.failed[prompt.index] = failed
         together.answered |= not has_no_verdict(group)
@@ -109,7 +127,7 @@ class FailureWatch:
             self._retried.pop(prompt.index, None)
             together.retried.discard(prompt.index)
         every = [each for latest in together.failed.values() for each in latest]
-        broken = [each for each in every if each[1].failure in BROKEN]
+        broken = [each for each in every if each.failure in BROKEN]
         if len(broken) > MAX_BROKEN_SHARE * self._rollouts:
             raise _broken(broken, f"{len(broken)} of {self._rollouts} rollouts failed in their environments")
         if len(together.failed) < self._size:
@@ -137,51 +155,36 @@ def refuse_failures(prompts: Sequence[PromptRow], groups: Sequence[RolloutGroup]
         watch.saw(watch.began(prompt), prompt, group)
 
 
-def _reported(rollout: Rollout) -> Rollout:
-    """A failed rollout without what no error shows: its tokens are large, and are not kept over a run."""
-    told = {key: value for key, value in rollout.metadata.items() if key in ("message", "traceback", "hint")}
-    lists: Any = {key: [] for key in ("token_ids", "token_mask", "logprobs", "weight_versions", "turns")}
-    return replace(rollout, **lists, routed_experts=None, metadata=told)
-
-
 def _nothing_graded(failed: Sequence[Failed], what: str) -> StepsError:
-    for _, rollout in failed:
-        if rollout.failure == JUDGE_UNAVAILABLE:
-            hint = rollout.metadata.get("hint")
-            found = f"the judge does not answer: {what}"
-            return JudgeUnavailableError(found, found=_said(rollout), hints=[*([hint] if hint else []), "steps doctor"])
-    broken = [each for each in failed if each[1].failure in BROKEN]
+    unjudged = next((each for each in failed if each.failure == JUDGE_UNAVAILABLE), None)
+    if unjudged is not None:
+        hints = [*([unjudged.hint] if unjudged.hint else []), "steps doctor"]
+        return JudgeUnavailableError(f"the judge does not answer: {what}", found=unjudged.said, hints=hints)
+    broken = [each for each in failed if each.failure in BROKEN]
     if broken:
         return _broken(broken, what)
-    first = failed[0][1]
-    shown = f"steps env show {first.environment}   # its settings, and what its rows need"
-    return EngineError(what, **_told(failed, first.metadata.get("hint") or shown))
+    shown = f"steps env show {failed[0].environment}   # its settings, and what its rows need"
+    return EngineError(what, **_told(failed, failed[0].hint or shown))
 
 
 def _broken(failed: Sequence[Failed], what: str) -> StepsError:
     """What to say of environments that break, beginning with the one that breaks most."""
-    counts = Counter(rollout.environment for _, rollout in failed)
-    order = [environment for environment, _ in counts.most_common()]
-    failed = sorted(failed, key=lambda each: order.index(each[1].environment))
-    lost = all(rollout.failure == ENVIRONMENT_LOST for _, rollout in failed)
+    order = [environment for environment, _ in Counter(each.environment for each in failed).most_common()]
+    failed = sorted(failed, key=lambda each: order.index(each.environment))
+    lost = all(each.failure == ENVIRONMENT_LOST for each in failed)
     mended = f"{RESUME}   # goes on from the last checkpoint, once it is mended"
     return (WorkerLostError if lost else EngineError)(what, **_told(failed, mended))
 
 
 def _told(failed: Sequence[Failed], hint: str) -> dict[str, Any]:
-    counts = Counter(f"{rollout.environment}: {rollout.failure}" for _, rollout in failed)
+    counts = Counter(f"{each.environment}: {each.failure}" for each in failed)
     found = ", ".join(f"{count} x {name}" for name, count in counts.most_common())
-    where, first = failed[0]
-    said = _said(first)
+    first = failed[0]
     return {
-        "where": f"environment `{first.environment}`" + (f", row {where}" if where else ""),
-        "found": found + (f"; the first:\n{said}" if said else ""),
-        "hints": [*show_line(where), hint],
+        "where": f"environment `{first.environment}`" + (f", row {first.where}" if first.where else ""),
+        "found": found + (f"; the first:\n{first.said}" if first.said else ""),
+        "hints": [*show_line(first.where), hint],
     }
-
-
-def _said(rollout: Rollout) -> str | None:
-    return rollout.metadata.get("traceback") or rollout.metadata.get("message")
 
 
 def has_signal(group: RolloutGroup, config: GrpoConfig) -> bool:
@@ -283,11 +286,9 @@ def more_signal(generations: int) -> tuple[str, ...]:
 
 
 def epsilon_filter(mean_rewards: torch.Tensor, *, epsilon: float, limit: float) -> torch.Tensor:
-    """Which groups to train on when at most a share `limit` of them may be trivial: bool [P], True to keep.
-
-    Trivial is a mean scaled reward [P] within `epsilon` of 0 or of 1. The first floor(limit x P) trivial groups are
-    kept: batch order is the shuffled data order, so the choice is random but reproducible.
-    """
+    """Which groups to train on when at most a share `limit` of them may be trivial, with a mean scaled reward [P]
+    within `epsilon` of 0 or of 1: bool [P], True to keep. Of trivial groups the first are kept: batch order is the
+    shuffled data order."""
     trivial = (mean_rewards <= epsilon) | (mean_rewards >= 1.0 - epsilon)
     allowed = int(limit * len(mean_rewards) + ROUNDING)
     rank = trivial.long().cumsum(0)

@@ -5,7 +5,6 @@ loop (async_loop.py) is made of the same `train_on`, `refit`, `report_step` and 
 """
 
 import asyncio
-import gc
 import itertools
 import time
 from collections import Counter
@@ -30,7 +29,7 @@ from nemotron_steps.engine.grpo.filters import (
     more_signal,
     refuse_ungraded,
 )
-from nemotron_steps.engine.grpo.rewards import RewardPenalties
+from nemotron_steps.engine.grpo.rewards import RewardPenalties, reward_brevity
 from nemotron_steps.engine.grpo.step import (
     Distillation,
     finish_batch,
@@ -39,21 +38,16 @@ from nemotron_steps.engine.grpo.step import (
     prepare_batch,
 )
 from nemotron_steps.engine.losses.loss import SampledFrom, combine_updates
-from nemotron_steps.engine.memory_tuning import freeze_objects
 from nemotron_steps.engine.reporting import PhaseTimer, Reporter, first_and_last
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream
 from nemotron_steps.engine.rollouts.evaluation import EvaluationResult, before_and_after, summarize
 from nemotron_steps.engine.rollouts.judges import StepwiseJudge
-from nemotron_steps.engine.rollouts.low_effort import reward_brevity
 from nemotron_steps.engine.schedules import sequence_length
 from nemotron_steps.engine.signals import Signal, SignalMonitor
 from nemotron_steps.engine.types import Generator, Policy, RolloutGroup
 from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES
 from nemotron_steps.errors import DataError, EngineError
-
-SETTLED = 8
-"""Steps after which a run has made what stays, the optimizer's states included, and may go on for long."""
 
 
 @dataclass
@@ -77,8 +71,6 @@ class GrpoRun:
     """What ends with the run: engines, actors, servers."""
     step: int = 0
     """Steps trained so far; also the weight version that the generator holds after a refit."""
-    trained: int = 0
-    """Steps trained in this process."""
     rewards: list[float] = field(default_factory=list)
     """Mean reward of every step so far, those before a resume included."""
     validated: dict[int, EvaluationResult] = field(default_factory=dict)
@@ -286,12 +278,15 @@ async def sample_groups(
     run: GrpoRun,
     prompts: Sequence[PromptRow],
     group_ids: Sequence[str],
-    cuts: Sequence[asyncio.Event] | None = None,
+    deadline_s: float | None = None,
 ) -> list[RolloutGroup]:
     """Sample and judge prompts; some rollouts gain or lose reward by how they are written: low effort, penalties."""
     begun = [run.failures.began(prompt) for prompt in prompts]
     groups = await run.collector.collect(
-        prompts, group_ids=group_ids, num_generations=run.config.grpo.num_generations_per_prompt, cuts=cuts
+        prompts,
+        group_ids=group_ids,
+        num_generations=run.config.grpo.num_generations_per_prompt,
+        deadline_s=deadline_s,
     )
     for number, prompt, group in zip(begun, prompts, groups, strict=True):
         run.failures.saw(number, prompt, group)
@@ -348,11 +343,8 @@ def refit(run: GrpoRun, record: StepRecord) -> None:
 def report_step(
     run: GrpoRun, groups: Sequence[RolloutGroup], record: StepRecord, outcomes: Sequence[Mapping[str, Any]]
 ) -> bool:
-    """Log the step just trained, raise signals; whether it is to be saved.
-
-    It comes before `save_step`: what a checkpoint holds has been reported, wherever a kill comes. A kill between the
-    two has the step trained and reported again.
-    """
+    """Log the step just trained, raise signals; whether it is to be saved. It comes before `save_step`: what a
+    checkpoint holds has been reported, wherever a kill comes."""
     record.metrics.update(record.timer.metrics())
     record.metrics.update(run.failures.metrics())
     record.metrics["timing/step_s"] = time.perf_counter() - record.started
@@ -377,10 +369,6 @@ def report_step(
         run.reporter.sample(sample)
     run.reporter.metrics(run.step, record.metrics)
     run.reporter.progress(f"grpo  reward {record.metrics['reward/mean']:.3f}", run.step, run.total_steps)
-    run.trained += 1
-    if run.trained == SETTLED:  # it will be long: its objects are left out of Python's collections
-        freeze_objects()
-        run.resources.callback(gc.unfreeze)
     return due
 
 

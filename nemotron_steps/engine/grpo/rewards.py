@@ -1,6 +1,5 @@
-"""What happens to a reward between the environment and the baseline, and to turns and rollouts that break a rule.
-
-Not here: rewards themselves (environments), brevity on request (rollouts/low_effort.py), advantages.
+"""What happens to a reward between the environment and the baseline: scaling, shaping, brevity on request, and what is
+taken from turns and rollouts that break a rule. Not here: rewards themselves (environments), advantages.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,16 +17,17 @@ from nemotron_steps.engine.rollouts.conversation import (
     DEFAULT_FORMAT,
     FORMAT_KEY,
     OPENED_BY_TEMPLATE,
+    TOOL_CALL_MARKERS,
     TurnFormat,
     parse_assistant,
 )
-from nemotron_steps.engine.rollouts.tool_calls import TOOL_CALL_MARKERS
+from nemotron_steps.engine.rollouts.data import PromptRow, asks_for_low_effort
 from nemotron_steps.engine.types import Rollout, RolloutGroup
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN
 from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.schema.grpo import GrpoConfig, RewardPenaltiesConfig
+    from nemotron_steps.config.schema.grpo import GrpoConfig, LowEffortConfig, RewardPenaltiesConfig
 
 
 def scale_rewards(rewards: torch.Tensor, config: GrpoConfig) -> torch.Tensor:
@@ -50,9 +51,8 @@ def shape_rewards(
     """`grpo.reward_shaping` of scaled rewards [N]: DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), or a
     factor on the rewards of truncated samples, which answers the same question.
 
-    The punishment is min(-(len - (L_max - buffer)) / buffer x penalty, 0): 0 up to L_max - buffer, then falling
-    linearly, -penalty at L_max. Lengths [N] are tokens of the first assistant message; `max_response_length` is L_max
-    where the config leaves it open.
+    The punishment is min(-(len - (L_max - buffer)) / buffer x penalty, 0). Lengths [N] are tokens of the first
+    assistant message; `max_response_length` is L_max where the config leaves it open.
     """
     shaping = config.reward_shaping
     if not shaping.enabled:
@@ -103,12 +103,9 @@ def has_malformed_thinking(
     turn_format: TurnFormat = DEFAULT_FORMAT,
     tags: tuple[str, str] = (THINK_OPEN, THINK_CLOSE),
 ) -> bool:
-    """Whether thinking tags are malformed.
-
-    A lone closing tag is fine: many chat templates write the opening one into the prompt. Thinking that is never closed
-    counts only if the turn was not cut off; where the template always opens it, a turn without any tag has not closed
-    it. A format without reasoning has no tags.
-    """
+    """A lone closing tag is fine: many chat templates write the opening one into the prompt. Thinking that is never
+    closed counts only if the turn was not cut off; where the template always opens it, a turn without any tag has not
+    closed it."""
     if turn_format.reasoning_parser == "none":
         return False
     opened, closed = text.count(tags[0]), text.count(tags[1])
@@ -129,10 +126,8 @@ def penalize_turns(
     patterns: Sequence[str] | None = None,
     tags: tuple[str, str] = (THINK_OPEN, THINK_CLOSE),
 ) -> Counter[Violation]:
-    """Give the tokens of every turn that breaks a rule another advantage, or none: in place, both [N, T].
-
-    Returns how often each rule is broken. `patterns` and `tags` are `env.nemo_gym`'s.
-    """
+    """Give the tokens of every turn that breaks a rule another advantage, or none: in place, both [N, T]. Returns how
+    often each rule is broken. `patterns` and `tags` are `env.nemo_gym`'s."""
     found: Counter[Violation] = Counter()
     for row, rollout in enumerate(rollouts if treated else ()):
         turn_format = TurnFormat(*rollout.metadata.get(FORMAT_KEY, ()))
@@ -269,3 +264,53 @@ class RewardPenalties:
                     return True
             before = end
         return False
+
+
+LOW_EFFORT_KEY = "low_effort"
+"""`Rollout.metadata[LOW_EFFORT_KEY]`, of prompts that ask for it: the environment's `reward`, and `length_reward`."""
+
+
+def reward_brevity(
+    prompts: Sequence[PromptRow], groups: Sequence[RolloutGroup], config: LowEffortConfig
+) -> list[RolloutGroup]:
+    """The groups of prompts, with R' = R + R max(l, 0) + penalty min(l, 0) for those that ask for low effort, where
+    l = min(1, weight x (1 - length of the last assistant message / upper_bound_tokens)).
+
+    A short wrong answer gains nothing; above the bound there is a penalty whatever the reward. As in NeMo-RL, it comes
+    before anything reads the reward, and validation is rewarded alike.
+    """
+    if not config.enabled:
+        return list(groups)
+
+    def rewarded(rollout: Rollout) -> Rollout:
+        if rollout.failure is not None:
+            return rollout
+        term = min(1.0, config.weight * (1.0 - _last_length(rollout) / config.upper_bound_tokens))
+        reward = rollout.reward + rollout.reward * max(term, 0.0) + config.penalty * min(term, 0.0)
+        told = {LOW_EFFORT_KEY: {"reward": rollout.reward, "length_reward": term}}
+        return replace(rollout, reward=reward, metadata={**rollout.metadata, **told})
+
+    return [
+        replace(group, rollouts=[rewarded(rollout) for rollout in group.rollouts])
+        if asks_for_low_effort(prompt.row, prompt.where, config.string)
+        else group
+        for prompt, group in zip(prompts, groups, strict=True)
+    ]
+
+
+def low_effort_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """What was asked of the graded rollouts, and how long their last messages are."""
+    graded = [rollout for rollout in rollouts if rollout.failure is None]
+    low = [rollout for rollout in graded if LOW_EFFORT_KEY in rollout.metadata]
+    values = {
+        "share": [float(LOW_EFFORT_KEY in rollout.metadata) for rollout in graded],
+        "reward": [rollout.reward for rollout in low],
+        "length_reward": [rollout.metadata[LOW_EFFORT_KEY]["length_reward"] for rollout in low],
+        "length": [float(_last_length(rollout)) for rollout in low],
+        "length_of_others": [float(_last_length(r)) for r in graded if LOW_EFFORT_KEY not in r.metadata],
+    }
+    return {f"low_effort/{name}": fmean(each) for name, each in values.items() if each}
+
+
+def _last_length(rollout: Rollout) -> int:
+    return rollout.turns[-1][1] - rollout.turns[-1][0] if rollout.turns else 0

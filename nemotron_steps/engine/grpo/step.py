@@ -7,9 +7,10 @@ finish_batch:   sequence logprob-error mask -> advantages -> message penalties -
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,14 +18,20 @@ import torch
 from nemotron_steps.engine.batching import pad_rows
 from nemotron_steps.engine.grpo.advantages import ESTIMATORS, GradedRewards, clip_advantages, group_statistics
 from nemotron_steps.engine.grpo.filters import epsilon_filter
-from nemotron_steps.engine.grpo.rewards import penalize_turns, scale_rewards, shape_rewards, treatments
-from nemotron_steps.engine.grpo.rollout_metrics import group_metrics, rollout_metrics
+from nemotron_steps.engine.grpo.rewards import (
+    LOW_EFFORT_KEY,
+    REWARD_PENALTIES_KEY,
+    RewardPenalty,
+    low_effort_metrics,
+    penalize_turns,
+    scale_rewards,
+    shape_rewards,
+    treatments,
+)
 from nemotron_steps.engine.losses.loss import count_normalizers, loss_mask, reduce_over_batch
-from nemotron_steps.engine.losses.ratios import kl_divergence, sequence_logprob_error
-from nemotron_steps.engine.rollouts.failures import failed_rollout
-from nemotron_steps.engine.rollouts.low_effort import METADATA_KEY, low_effort_metrics
-from nemotron_steps.engine.rollouts.teacher_choice import TeacherChoice
-from nemotron_steps.engine.schedules import epsilon_limit
+from nemotron_steps.engine.losses.policy_gradient import kl_divergence, sequence_logprob_error
+from nemotron_steps.engine.rollouts.turns import failed_rollout
+from nemotron_steps.engine.schedules import cosine, progress
 from nemotron_steps.engine.types import Rollout, RolloutGroup, Teachers, TrainBatch
 from nemotron_steps.environments.base import GRADER_FAILED, GradeResult
 
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
     from nemotron_steps.config.schema.grpo import GrpoConfig, LossFnConfig
     from nemotron_steps.config.schema.rl import NemoGymConfig
     from nemotron_steps.engine.rollouts.data import PromptRow
+
 
 MISSING_MEMBER = "missing_member"
 """Failure class of a placeholder that stands for a rollout a straggler deadline left out."""
@@ -69,10 +77,8 @@ def prepare_batch(
     length_multiple: int = 1,
     untrained: Sequence[str | None] = (),
 ) -> PreparedBatch:
-    """Everything up to the logprobs, of step `step` (0-based), which trains the weights of that version.
-
-    The batch always has P x G rows: placeholders and failed rollouts have sample mask 0 and no part in any baseline.
-    """
+    """Everything up to the logprobs, of step `step` (0-based), which trains the weights of that version. The batch has
+    P x G rows: placeholders and failed rollouts have sample mask 0 and no part in any baseline."""
     rollouts, group_index = _flatten(groups, config.num_generations_per_prompt)
     valid = torch.tensor([r.failure is None for r in rollouts])
     truncated = torch.tensor([r.truncated for r in rollouts])
@@ -89,9 +95,12 @@ def prepare_batch(
     components = {name: shaped(each) for name, each in _components(rollouts, config.adv_estimator.components).items()}
     statistics = group_statistics(rewards, group_index, valid, leave_one_out=config.use_leave_one_out_baseline)
 
+    of_group = slice(None, None, config.num_generations_per_prompt)
     metrics = {
         **rollout_metrics(rollouts, raw, untrained, step),
-        **group_metrics(statistics.group_std, group_index, statistics.valid_count),
+        "groups/count": float(len(groups)),
+        "groups/zero_std_share": float((statistics.group_std[of_group] == 0).double().mean()),
+        "groups/incomparable_share": float((statistics.valid_count[of_group] < 2).double().mean()),
         **(low_effort_metrics(rollouts) if config.low_effort.enabled else {}),
     }
     if rewards is not raw and bool(valid.any()):
@@ -100,11 +109,11 @@ def prepare_batch(
     sample_mask = valid.float()
     if config.epsilon_filtering.enabled:
         epsilon = config.epsilon_filtering
-        own = torch.tensor([r.metadata.get(METADATA_KEY, {}).get("reward", r.reward) for r in rollouts]).double()
+        own = torch.tensor([r.metadata.get(LOW_EFFORT_KEY, {}).get("reward", r.reward) for r in rollouts]).double()
         unshaped = scale_rewards(own, config)
         # NaN, which no comparison calls trivial, where nothing is graded.
         means = torch.stack([unshaped[valid & (group_index == g)].mean() for g in range(len(groups))])
-        limit = epsilon_limit(step, total_steps, epsilon.limit_start, epsilon.limit_end)
+        limit = cosine(epsilon.limit_start, epsilon.limit_end, progress(step, total_steps))
         keep = epsilon_filter(means, epsilon=epsilon.epsilon, limit=limit)
         sample_mask = sample_mask * keep[group_index].float()
         metrics["epsilon_filtering/limit"] = limit
@@ -127,10 +136,8 @@ def finish_batch(
     *,
     truncated: bool = False,
 ) -> tuple[TrainBatch, dict[str, float]]:
-    """Everything after the logprobs: masks, advantages, penalties, clip; the batch to train on, and all metrics.
-
-    Where rollouts are `truncated` (top_p, top_k), a token whose prev logprob is -inf says nothing of an error.
-    """
+    """Everything after the logprobs: masks, advantages, penalties, clip; the batch to train on, and all metrics. Where
+    rollouts are `truncated` (top_p, top_k), a token whose prev logprob is -inf says nothing of an error."""
     batch = replace(prepared.batch)
     metrics = dict(prepared.metrics)
     if config.seq_logprob_error_threshold is not None:
@@ -225,7 +232,8 @@ TEACHER_KEY = "teacher"
 class Distillation:
     """The teachers of a run and the rows that each of them has."""
 
-    choice: TeacherChoice
+    teacher_of: Callable[[Mapping[str, Any], str], str]
+    """(row, where) → the name of its teacher."""
     teachers: Teachers
     gives_advantages: bool = False
     """Whether the policy learns from sampled tokens' logprobs (adv_estimator.name=opd), not from distributions."""
@@ -233,7 +241,7 @@ class Distillation:
     def mark(self, prompts: Sequence[PromptRow], groups: Sequence[RolloutGroup]) -> None:
         """Note each prompt's teacher in its rollouts, where a checkpoint of the buffer keeps it."""
         for prompt, group in zip(prompts, groups, strict=True):
-            teacher = self.choice.of(prompt.row, prompt.where)
+            teacher = self.teacher_of(prompt.row, prompt.where)
             for rollout in group.rollouts:
                 rollout.metadata[TEACHER_KEY] = teacher
 
@@ -261,3 +269,66 @@ class Distillation:
         """A step's metrics without those of rewards' advantages, which nothing is trained on."""
         left_out = ("groups/",) if self.gives_advantages else ("advantages/", "groups/")
         return {name: value for name, value in metrics.items() if not name.startswith(left_out)}
+
+
+def rollout_metrics(
+    rollouts: Sequence[Rollout], rewards: torch.Tensor, untrained: Sequence[str | None], version: int
+) -> dict[str, float]:
+    """What a step's rollouts say before training: rewards and their components per environment, truncation, failures as
+    shares of all rollouts, lengths, penalties, and the lag behind `version` of sampled tokens. `untrained`: see
+    StepRecord."""
+    metrics: dict[str, float] = {}
+    of_environment: dict[str, list[Rollout]] = defaultdict(list)
+    graded: dict[str, list[float]] = defaultdict(list)
+    components: dict[str, list[float]] = defaultdict(list)
+    for rollout, reward in zip(rollouts, rewards.tolist(), strict=True):
+        of_environment[rollout.environment].append(rollout)
+        if rollout.failure is None:
+            graded[rollout.environment].append(reward)
+            for name, value in ({GRADER_FAILED: 0.0} | rollout.components).items():
+                components[f"reward/{rollout.environment}/{name}"].append(value)
+    every = [reward for values in graded.values() for reward in values]
+    if every:
+        metrics |= {"reward/mean": fmean(every), "reward/std": _std(every)}
+        metrics |= {"reward/min": min(every), "reward/max": max(every)}
+    for name, values in sorted(graded.items()):
+        metrics |= {f"reward/{name}/mean": fmean(values), f"reward/{name}/std": _std(values)}
+    shown = sorted((k, v) for k, v in components.items() if any(v) or not k.endswith(f"/{GRADER_FAILED}"))
+    metrics |= {name: fmean(values) for name, values in shown}
+
+    sampled = [r for r in rollouts if r.weight_versions]
+    metrics["truncation_rate"] = fmean([float(r.truncated) for r in sampled]) if sampled else 0.0
+    outcomes = [*(r.failure for r in rollouts), *untrained]
+    failures = Counter(failure for failure in outcomes if failure is not None)
+    metrics["failure_rate"] = failures.total() / len(outcomes)
+    metrics |= {f"failures/{name}": count / len(outcomes) for name, count in sorted(failures.items())}
+    if sampled:
+        lengths = [float(sum(r.token_mask)) for r in sampled]
+        metrics["response_length/mean"], metrics["response_length/max"] = fmean(lengths), max(lengths)
+        metrics["turns/mean"] = fmean([float(len(r.turns)) for r in sampled])
+    for name, own in sorted(of_environment.items()) if len(of_environment) > 1 else ():
+        lengths = [float(sum(rollout.token_mask)) for rollout in own if rollout.weight_versions]
+        if lengths:
+            metrics[f"response_length/{name}/mean"] = fmean(lengths)
+        metrics[f"failure_rate/{name}"] = fmean([float(rollout.failure is not None) for rollout in own])
+
+    penalized = [r.metadata[REWARD_PENALTIES_KEY] for r in rollouts if REWARD_PENALTIES_KEY in r.metadata]
+    for penalty in RewardPenalty if penalized else ():
+        metrics[f"reward_penalties/{penalty}"] = sum(penalty in names for names in penalized) / len(penalized)
+
+    lags: Counter[int] = Counter()
+    for rollout in sampled:
+        # Few distinct versions and very many tokens: count each instead of walking the list in Python.
+        for each in set(rollout.weight_versions):
+            lags[version - each] += rollout.weight_versions.count(each)
+    if lags:
+        metrics |= {f"policy_lag/share_{lag}": lags[lag] / lags.total() for lag in sorted(lags)}
+        metrics["policy_lag/mean"] = sum(lag * n for lag, n in lags.items()) / lags.total()
+        metrics["policy_lag/max"] = float(max(lags))
+    return metrics
+
+
+def _std(values: Sequence[float]) -> float:
+    """Population standard deviation, two passes."""
+    mean = fmean(values)
+    return float(fmean([(value - mean) ** 2 for value in values]) ** 0.5)

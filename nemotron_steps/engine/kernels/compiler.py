@@ -1,7 +1,4 @@
-"""Compiles this folder's C files into one library, once a machine, and loads it.
-
-Not for: knowing what the kernels do; their callers declare arguments.
-"""
+"""Compiles this folder's C files into one library, once a machine, and loads it; its callers declare arguments."""
 
 import ctypes
 import hashlib
@@ -15,7 +12,6 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -40,14 +36,13 @@ _log = logging.getLogger(__name__)
 def library() -> ctypes.CDLL | None:
     """The kernels; None where they cannot be had, which is said once, as a warning."""
     command = find_compiler()
-    if command is None:
-        _log.warning("no C compiler is found, so training and generation on CPU take longer; hint: %s", INSTALL)
-        return None
     try:
+        if command is None:
+            raise UnsupportedError("no C compiler is found", hints=[INSTALL])
         return load(command, kernel_folder())
     except UnsupportedError as error:
-        hints = "".join(f"; hint: {hint}" for hint in error.hints)
-        _log.warning("%s, so training and generation on CPU take longer: %s%s", error.what, error.found, hints)
+        what = error.what if error.found is None else f"{error.what}: {error.found}"
+        _log.warning("%s, so training and generation on CPU take longer; hint: %s", what, error.hints[0])
         return None
 
 
@@ -76,21 +71,24 @@ def load(command: Sequence[str], folder: Path) -> ctypes.CDLL:
     try:
         built = build(command, folder)
     except OSError as error:
-        hint = "export XDG_CACHE_HOME=DIR"
-        _log.warning("the kernels for CPU are compiled anew at every start: %s; hint: %s", error, hint)
-        return _load_for_this_process(command)
+        what, hints = "the kernels for CPU cannot be kept", ["export XDG_CACHE_HOME=DIR"]
+        raise UnsupportedError(what, found=str(error), hints=hints) from error
     try:
         return ctypes.CDLL(str(built))
-    except OSError:  # broken by a full disk or a power failure, perhaps
-        with suppress(OSError):
-            built.unlink()
-        return _load_for_this_process(command)
+    except OSError as error:
+        built.unlink(missing_ok=True)  # broken by a power failure, perhaps: the next start compiles it anew
+        what = f"what {command[0]} compiled for CPU cannot be loaded"
+        raise UnsupportedError(what, found=str(error), hints=["export CC=gcc"]) from error
 
 
 def build(command: Sequence[str], folder: Path) -> Path:
     """The compiled kernels in `folder`; OSError where others may write there."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _refuse_shared(folder)
+    state = folder.stat()
+    if state.st_uid != os.geteuid() or folder.parent.stat().st_uid not in (os.geteuid(), 0):
+        raise PermissionError(f"{folder} belongs to another user")
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"others may write to {folder}")
     flags = _FLAGS + (_WIDE if platform.machine() == "x86_64" else ())
     built = folder / f"{_fingerprint(command, flags)}.so"
     if not _is_own_file(built):
@@ -102,15 +100,6 @@ def build(command: Sequence[str], folder: Path) -> Path:
     return built
 
 
-def _load_for_this_process(command: Sequence[str]) -> ctypes.CDLL:
-    try:
-        with tempfile.TemporaryDirectory() as scratch:
-            return ctypes.CDLL(str(build(command, Path(scratch))))
-    except OSError as error:
-        what = f"what {command[0]} compiled for CPU cannot be loaded"
-        raise UnsupportedError(what, found=str(error), hints=["export CC=gcc"]) from error
-
-
 def _compile(command: Sequence[str], flags: Sequence[str], result: Path) -> None:
     sources = sorted(_SOURCES.glob("*.c"))
     objects = [str(result.with_name(f"{source.stem}.o")) for source in sources]
@@ -119,14 +108,6 @@ def _compile(command: Sequence[str], flags: Sequence[str], result: Path) -> None
         list(pool.map(lambda words: _run(*words), compiling))
     # Not linked to a libgomp: the threads must be those of torch, whose libgomp the process has loaded.
     _run(*command, "-shared", "-o", str(result), *objects, "-lm")
-
-
-def _refuse_shared(folder: Path) -> None:
-    state, above = folder.stat(), folder.parent.stat()
-    if state.st_uid != os.geteuid() or above.st_uid not in (os.geteuid(), 0):
-        raise PermissionError(f"{folder} belongs to another user")
-    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"others may write to {folder}")
 
 
 def _is_own_file(path: Path) -> bool:
@@ -158,14 +139,14 @@ def _processor() -> str:
 
 def _run(*command: str) -> str:
     """What a command prints; UnsupportedError where it fails, hangs or is not there."""
+    env = {**os.environ, "LC_ALL": "C"}
     try:
         with waiting(f"{command[0]} to compile the kernels for CPU", _SECONDS):
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_SECONDS, env={**os.environ, "LC_ALL": "C"}
-            )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        found = f"no answer within {_SECONDS} s" if isinstance(error, subprocess.TimeoutExpired) else str(error)
-        raise _refused(command[0], found) from error
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, env=env)
+    except subprocess.TimeoutExpired as error:
+        raise _refused(command[0], f"no answer within {_SECONDS} s") from error
+    except OSError as error:
+        raise _refused(command[0], str(error)) from error
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         errors = [line for line in lines if "error" in line]
@@ -174,5 +155,5 @@ def _run(*command: str) -> str:
 
 
 def _refused(compiler: str, found: str) -> UnsupportedError:
-    hints = ["unset CC   # gcc is taken then"] if os.environ.get("CC") and shutil.which("gcc") else [INSTALL]
-    return UnsupportedError(f"{compiler} cannot compile the kernels for CPU", found=found, hints=hints)
+    hint = "unset CC   # gcc is taken then" if os.environ.get("CC") and shutil.which("gcc") else INSTALL
+    return UnsupportedError(f"{compiler} cannot compile the kernels for CPU", found=found, hints=[hint])

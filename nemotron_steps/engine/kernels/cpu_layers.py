@@ -5,7 +5,7 @@
                       u = w · rms_norm(hidden)
 
 A tiny model on CPU spends as long on passes over memory as on products: written as one, there are 9 in place of 19.
-Shapes: T tokens, H hidden, h key-value heads, R query heads for each, D head size, W width.
+Shapes: T tokens, H hidden, h key-value heads, R query heads for each, D head size, W width; `layout` is a TokenLayout.
 """
 
 import ctypes
@@ -13,13 +13,11 @@ from ctypes import c_float, c_int64, c_void_p
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nemotron_steps.engine.kernels.compiler import library
 from nemotron_steps.engine.kernels.linear import linear_forward, outer_product
-from nemotron_steps.engine.kernels.varlen import RowSpans
 
 
 def runs_natively(states: Tensor) -> bool:
@@ -32,9 +30,9 @@ def feed_forward(hidden: Tensor, norm: Tensor, up: Tensor, down: Tensor, eps: fl
     return _FeedForward.apply(hidden, norm, up, down, eps, gated)
 
 
-def native_attention(mixed: Tensor, norm: Tensor | None, cos_sin: Tensor, spans: RowSpans, eps: float) -> Tensor:
+def native_attention(mixed: Tensor, norm: Tensor | None, cos_sin: Tensor, layout: Any, eps: float) -> Tensor:
     """`attend` with gradients to `mixed` and `norm`; [T, h · R · D]."""
-    return _NativeAttention.apply(mixed, norm, cos_sin, spans, eps).flatten(1)
+    return _NativeAttention.apply(mixed, norm, cos_sin, layout, eps).flatten(1)
 
 
 class _FeedForward(torch.autograd.Function):
@@ -63,10 +61,8 @@ class _FeedForward(torch.autograd.Function):
 
 
 class _AttentionHalf(torch.autograd.Function):
-    """The residual stream [T, ..., H] after attention; where `runs_natively`.
-
-    qkv [h · (R + 2) · D, H]; head_norm [R + 1, D], of queries and key; out [H, h · R · D]; cos_sin [2, T, 1, 1, D].
-    """
+    """The residual stream [T, ..., H] after attention; where `runs_natively`. qkv [h · (R + 2) · D, H]; head_norm [R +
+    1, D], of queries and key; out [H, h · R · D]; cos_sin [2, T, 1, 1, D]."""
 
     @staticmethod
     def forward(
@@ -77,7 +73,7 @@ class _AttentionHalf(torch.autograd.Function):
         head_norm: Tensor | None,
         out: Tensor,
         cos_sin: Tensor,
-        spans: RowSpans,
+        layout: Any,
         eps: float,
     ) -> Tensor:
         rows, dim = hidden.flatten(0, -2), cos_sin.shape[-1]
@@ -85,9 +81,9 @@ class _AttentionHalf(torch.autograd.Function):
         unit, scale = rms_normalize(rows, eps)
         folded = qkv * norm
         mixed = linear_forward(unit, folded).view(rows.shape[0], key_value_heads, -1, dim)
-        attended, lse = attend(mixed, head_norm, cos_sin, spans, eps)
+        attended, lse = attend(mixed, head_norm, cos_sin, layout, eps)
         ctx.save_for_backward(unit, scale, folded, mixed, lse, attended, norm, qkv, head_norm, out, cos_sin)
-        ctx.spans, ctx.eps = spans, eps
+        ctx.layout, ctx.eps = layout, eps
         return linear_forward(attended.flatten(1), out, plus=rows).view_as(hidden)
 
     @staticmethod
@@ -97,7 +93,7 @@ class _AttentionHalf(torch.autograd.Function):
         grad = grad_result.reshape(unit.shape)
         grad_out = outer_product(grad, attended.flatten(1))
         grad_attended = linear_forward(grad, out.t()).view_as(attended)
-        grad_mixed, grad_head_norm = attend_backward(grad_attended, mixed, lse, head_norm, cos_sin, ctx.spans, ctx.eps)
+        grad_mixed, grad_head_norm = attend_backward(grad_attended, mixed, lse, head_norm, cos_sin, ctx.layout, ctx.eps)
         grad_rows = grad_mixed.flatten(1)
         grad_folded = outer_product(grad_rows, unit)
         grad_norm = torch.linalg.vecdot(grad_folded, qkv, dim=0)
@@ -111,68 +107,52 @@ attention_half = _AttentionHalf.apply
 
 class _NativeAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mixed: Tensor, norm: Tensor | None, cos_sin: Tensor, spans: RowSpans, eps: float) -> Tensor:
-        attended, lse = attend(mixed, norm, cos_sin, spans, eps)
+    def forward(ctx: Any, mixed: Tensor, norm: Tensor | None, cos_sin: Tensor, layout: Any, eps: float) -> Tensor:
+        attended, lse = attend(mixed, norm, cos_sin, layout, eps)
         ctx.save_for_backward(mixed, lse, norm, cos_sin)
-        ctx.spans, ctx.eps = spans, eps
+        ctx.layout, ctx.eps = layout, eps
         return attended
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         mixed, lse, norm, cos_sin = ctx.saved_tensors
-        grad_mixed, grad_norm = attend_backward(grad.contiguous(), mixed, lse, norm, cos_sin, ctx.spans, ctx.eps)
+        grad_mixed, grad_norm = attend_backward(grad.contiguous(), mixed, lse, norm, cos_sin, ctx.layout, ctx.eps)
         return grad_mixed, grad_norm, None, None, None
 
 
-# ------------------------------------------------------------------------------------------- passes, without autograd
+def _kernels() -> Any:
+    kernels = library()
+    assert kernels is not None  # `runs_natively`
+    return kernels
 
 
 def rms_normalize(states: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """[T, W] → states / rms over the last dimension, and 1 / rms [T, 1]."""
-    kernels = library()
-    if kernels is None:
-        scale = torch.linalg.vecdot(states, states).div_(states.shape[1]).add_(eps).rsqrt_().unsqueeze(-1)
-        return states * scale, scale
     states = states.contiguous()
     unit, scale = torch.empty_like(states), states.new_empty(states.shape[0], 1)
-    kernels.norm_forward(_at(states), _at(unit), _at(scale), *_sizes(states), c_float(eps), _threads())
+    _kernels().norm_forward(_at(states), _at(unit), _at(scale), *_sizes(states), c_float(eps), _threads())
     return unit, scale
 
 
 def rms_normalize_backward(grad: Tensor, unit: Tensor, scale: Tensor, plus: Tensor) -> Tensor:
     """Gradient of the states from that of the unit rows (overwritten), and `plus`."""
-    kernels = library()
-    if kernels is None:
-        along = torch.linalg.vecdot(grad, unit).div_(-unit.shape[1]).unsqueeze(-1)
-        return grad.addcmul_(unit, along).mul_(scale).add_(plus)
     plus = plus.contiguous()  # what autograd hands on may be one number, expanded
-    kernels.norm_backward(_at(grad), _at(unit), _at(scale), _at(plus), *_sizes(grad), _threads())
+    _kernels().norm_backward(_at(grad), _at(unit), _at(scale), _at(plus), *_sizes(grad), _threads())
     return grad
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) · up [T, W], of [T, 2 · W] that holds gate, then up."""
-    kernels = library()
-    if kernels is None:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
     activated = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-    kernels.swiglu_forward(_at(gate_up), _at(activated), *_sizes(activated), _threads())
+    _kernels().swiglu_forward(_at(gate_up), _at(activated), *_sizes(activated), _threads())
     return activated
 
 
 def swiglu_backward(gate_up: Tensor, grad: Tensor) -> Tensor:
     """Gradient of gate_up from that of the activated, which may be overwritten."""
-    kernels = library()
     result = torch.empty_like(gate_up)
-    if kernels is None:
-        gate, up = gate_up.chunk(2, dim=-1)
-        grad_gate, grad_up = result.chunk(2, dim=-1)
-        torch.mul(grad, F.silu(gate), out=grad_up)
-        torch.ops.aten.silu_backward.grad_input(grad.mul_(up), gate, grad_input=grad_gate)
-        return result
-    kernels.swiglu_backward(_at(gate_up), _at(grad), _at(result), *_sizes(grad), _threads())
+    _kernels().swiglu_backward(_at(gate_up), _at(grad), _at(result), *_sizes(grad), _threads())
     return result
 
 
@@ -189,31 +169,28 @@ def _threads() -> c_int64:
     return c_int64(torch.get_num_threads())
 
 
-# ----------------------------------------------------------------------------------------- attention, without autograd
-
-
-def attend(mixed: Tensor, norm: Tensor | None, cos_sin: Tensor, spans: RowSpans, eps: float) -> tuple[Tensor, Tensor]:
+def attend(mixed: Tensor, norm: Tensor | None, cos_sin: Tensor, layout: Any, eps: float) -> tuple[Tensor, Tensor]:
     """mixed [T, h, R + 2, D] → attended [T, h, R · D], and log-sum-exps [T, h, R]."""
     tokens, heads, slots, dim = mixed.shape
     attended = mixed.new_empty(tokens, heads, (slots - 2) * dim)
     lse = mixed.new_empty(tokens, heads, slots - 2)
-    _run(spans, eps, mixed, norm=norm, cos_sin=cos_sin, attended=attended, lse=lse)
-    if spans.padding:
-        attended[tokens - spans.padding :] = 0
+    _run(layout, eps, mixed, norm=norm, cos_sin=cos_sin, attended=attended, lse=lse)
+    if layout.padding:
+        attended[tokens - layout.padding :] = 0
     return attended, lse
 
 
 def attend_backward(
-    grad: Tensor, mixed: Tensor, lse: Tensor, norm: Tensor | None, cos_sin: Tensor, spans: RowSpans, eps: float
+    grad: Tensor, mixed: Tensor, lse: Tensor, norm: Tensor | None, cos_sin: Tensor, layout: Any, eps: float
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of `mixed` and `norm` from that of the output, [T, h, R · D], contiguous."""
     tokens, heads, slots, dim = mixed.shape
     grad_mixed = torch.empty_like(mixed)
-    grad_norm = mixed.new_empty(spans.whole_rows * heads, slots - 1, dim)
+    grad_norm = mixed.new_empty(layout.whole.rows * heads, slots - 1, dim)
     grads = {"grad": grad, "grad_mixed": grad_mixed, "grad_norm": grad_norm}
-    _run(spans, eps, mixed, norm=norm, cos_sin=cos_sin, lse=lse, **grads)
-    if spans.padding:
-        grad_mixed[tokens - spans.padding :] = 0
+    _run(layout, eps, mixed, norm=norm, cos_sin=cos_sin, lse=lse, **grads)
+    if layout.padding:
+        grad_mixed[tokens - layout.padding :] = 0
     return grad_mixed, None if norm is None else grad_norm.sum(0)
 
 
@@ -228,27 +205,26 @@ class _Attention(ctypes.Structure):
     _fields_ = [*((name, c_void_p) for name in _TENSORS), *((name, c_int64) for name in _SIZES), ("eps", c_float)]
 
 
-def _run(spans: RowSpans, eps: float, mixed: Tensor, **tensors: Tensor | None) -> None:
-    kernels = library()
-    assert kernels is not None
+def _run(layout: Any, eps: float, mixed: Tensor, **tensors: Tensor | None) -> None:
+    kernels = _kernels()
     kernels.attention_scratch.restype = c_int64
     tensors |= {
         "mixed": mixed,
-        "whole": spans.whole.cu_seqlens,
-        "suffix": None if spans.suffix is None else spans.suffix.cu_seqlens,
-        "first_suffix": spans.first_suffix,
+        "whole": layout.whole.cu_seqlens,
+        "suffix": None if layout.suffix is None else layout.suffix.cu_seqlens,
+        "first_suffix": layout.first_suffix,
     }
     assert all(tensor is None or tensor.is_contiguous() for tensor in tensors.values())
     attention = _Attention(
         **{name: None if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()},
-        wholes=spans.whole_rows,
-        suffix_tokens=spans.whole_tokens,
+        wholes=layout.whole.rows,
+        suffix_tokens=layout.whole_tokens,
         tokens=mixed.shape[0],
         heads=mixed.shape[1],
         queries=mixed.shape[2] - 2,
         dim=mixed.shape[3],
-        longest_whole=spans.whole.max_seqlen,
-        longest_suffix=0 if spans.suffix is None else spans.suffix.max_seqlen,
+        longest_whole=layout.whole.width,
+        longest_suffix=0 if layout.suffix is None else layout.suffix.width,
         eps=eps,
     )
     count = torch.get_num_threads()

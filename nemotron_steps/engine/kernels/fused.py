@@ -32,10 +32,8 @@ def activation(kind: str) -> tuple[Callable[[Tensor], Tensor], int]:
 
 
 def split_heads(mixed: Tensor, scale: Tensor | None, cos_sin: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Norm queries and keys, rotate them, part them: mixed [T, groups, heads + 2, D] of queries, key and value.
-
-    scale [heads + 1, D] of the norm, or None. Query [T, groups · heads, D], key and value [T, groups, D].
-    """
+    """Norm queries and keys, rotate them, part them: mixed [T, groups, heads + 2, D] of queries, key and value. scale
+    [heads + 1, D] of the norm, or None. Query [T, groups · heads, D], key and value [T, groups, D]."""
     tokens, groups, slots, width = mixed.shape
     if mixed.is_cuda and width & (width - 1) == 0:
         from nemotron_steps.engine.kernels import triton_kernels
@@ -136,12 +134,6 @@ class _SquaredRelu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, states: Tensor) -> Tensor:
-        if states.is_cuda:
-            from nemotron_steps.engine.kernels.triton_kernels import squared_relu_forward
-
-            states = states.contiguous()
-            ctx.save_for_backward(states)
-            return squared_relu_forward(states)
         positive = F.relu(states)
         ctx.save_for_backward(positive)
         return positive * positive
@@ -149,12 +141,8 @@ class _SquaredRelu(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (kept,) = ctx.saved_tensors
-        if kept.is_cuda:
-            from nemotron_steps.engine.kernels.triton_kernels import squared_relu_backward
-
-            return squared_relu_backward(kept, grad.contiguous())
-        product: Tensor = grad * kept
+        (positive,) = ctx.saved_tensors
+        product: Tensor = grad * positive
         return product.mul_(2.0)
 
 

@@ -1,8 +1,6 @@
-"""Causal attention of packed rows whose prompts are shared, in Triton (docs/internals/packed_attention.md).
-
-A row sees all of its prompt's keys, if it has one, then its own up to each query. Shapes: T tokens, H heads, h
-key-value heads, D head size. A row of `rows` [n, 6] int32 is FIELDS, in tokens.
-"""
+"""Causal attention of packed rows whose prompts are shared, in Triton (docs/internals/packed_attention.md). A row sees
+all of its prompt's keys, if it has one, then its own up to each query. Shapes: T tokens, H heads, h key-value heads, D
+head size. A row of `rows` [n, 6] int32 is FIELDS, in tokens."""
 
 import math
 from typing import NamedTuple
@@ -225,10 +223,8 @@ def _backward_for_keys(
 
 
 def attention_forward(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, longest: int, out: Tensor) -> Tensor:
-    """Fill `out` [T, H, D] by attention within each row and to its prompt; returns log-sum-exps, float32 [H, T].
-
-    All contiguous, key and value [T, h, D]; tokens of no row are left alone; `longest` row, without its prompt.
-    """
+    """Fill `out` [T, H, D] by attention within each row and to its prompt; returns log-sum-exps, float32 [H, T]. All
+    contiguous, key and value [T, h, D]; tokens of no row are left alone; `longest` row, without its prompt."""
     tokens, heads, width = query.shape
     kv_heads, tile = key.shape[1], FORWARD
     lse = torch.empty(heads, tokens, dtype=torch.float32, device=query.device)

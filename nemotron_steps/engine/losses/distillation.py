@@ -8,7 +8,7 @@ Per position, p the policy's and q the teacher's next-token distribution:
 
 Of a teacher's top-k tokens S alone, q is its softmax over S, and p the policy's softmax over S too, or under
 `zero_outside_topk` over everything, with log q = -100 outside of S (NeMo-RL's DistillationLossFn). Gradients are
-written out, so that logits exist for a chunk of tokens at a time (engine/policy/teacher_logprob.py).
+written out, so that logits exist for a chunk of tokens at a time (engine/policy/logprob.py).
 """
 
 from __future__ import annotations
@@ -65,12 +65,10 @@ class TeacherKl:
     def of_chosen(
         self, chosen: torch.Tensor, teacher: torch.Tensor, lse: torch.Tensor, negative_entropy: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """The divergence over a teacher's top-k tokens: nats [n], and its gradient in the chosen logits [n, k].
-
-        chosen [n, k]: the policy's logits; teacher [n, k]: its log softmax over them; lse [n] of all the policy's
-        logits; negative_entropy [n]: sum_v p log p. Last comes None, or a [n], where p (a + (1 - `forward`) log p)
-        is to be added to the gradient in every logit.
-        """
+        """The divergence over a teacher's top-k tokens: nats [n], and its gradient in the chosen logits [n, k]. chosen
+        [n, k]: the policy's logits; teacher [n, k]: its log softmax over them; lse [n] of all the policy's logits;
+        negative_entropy [n]: sum_v p log p. Last comes None, or a [n], where p (a + (1 - `forward`) log p) is to be
+        added to the gradient in every logit."""
         weight = self.forward
         q = teacher.exp()
         if not self.zero_outside_topk:

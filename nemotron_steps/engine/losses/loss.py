@@ -15,7 +15,6 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import chain
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -62,11 +61,9 @@ class Loss(ABC):
         normalizers: LossNormalizers,
         entropy: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, MetricSums]:
-        """The scalar loss of one micro-batch, and its detached metric sums (see MetricKind).
-
-        logprobs [n, T]: of batch.input_ids under the current weights, with gradient, -inf for tokens that a truncated
-        distribution leaves out; entropy [n, T] of the distribution at each token, nats, for the metric only.
-        """
+        """The scalar loss of one micro-batch, and its detached metric sums (see METRIC_KINDS). logprobs [n, T]: of
+        batch.input_ids under the current weights, with gradient, -inf for tokens that a truncated distribution leaves
+        out; entropy [n, T] of the distribution at each token, nats, for the metric only."""
 
 
 EPSILON = 1e-8
@@ -116,11 +113,9 @@ def sequence_means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def reduce_over_batch(
     values: torch.Tensor, mask: torch.Tensor, normalizers: LossNormalizers, *, token_level: bool
 ) -> torch.Tensor:
-    """This micro-batch's share of the global-batch mean of `values` [n, T], a scalar.
-
-    Token level: every token of the batch weighs the same (DAPO, arXiv:2503.14476). Sequence level: the mean of each
-    sequence does (GRPO, arXiv:2402.03300).
-    """
+    """This micro-batch's share of the global-batch mean of `values` [n, T], a scalar. Token level: every token of the
+    batch weighs the same (DAPO, arXiv:2503.14476). Sequence level: the mean of each sequence does (GRPO,
+    arXiv:2402.03300)."""
     if token_level:
         return masked_sum(values, mask) / (normalizers.tokens + EPSILON)
     return sequence_means(values, mask).sum() / (normalizers.sequences + EPSILON)
@@ -128,57 +123,43 @@ def reduce_over_batch(
 
 MetricSums = dict[str, torch.Tensor]
 
-
-class MetricKind(StrEnum):
-    """How one metric combines over micro-batches and ranks."""
-
-    TOKEN_MEAN = "token_mean"
-    SEQUENCE_MEAN = "sequence_mean"
-    PAIR_MEAN = "pair_mean"
-    TOTAL = "total"
-    COUNT = "count"
-    MINIMUM = "minimum"
-    MAXIMUM = "maximum"
-
-
-METRIC_KINDS: dict[str, MetricKind] = {
+METRIC_KINDS: dict[str, str] = {
     name: kind
     for kind, names in {
-        MetricKind.TOTAL: "loss actor_loss kl_penalty preference_loss sft_loss",
-        MetricKind.TOKEN_MEAN: "probs_ratio probs_ratio_clamped clip_fraction token_mult_prob_error gen_kl_error "
+        "total": "loss actor_loss kl_penalty preference_loss sft_loss",
+        "token mean": "probs_ratio probs_ratio_clamped clip_fraction token_mult_prob_error gen_kl_error "
         "policy_kl_error js_divergence_error sampling_importance_ratio is_oob_ratio outside_truncation approx_entropy "
         "entropy nll teacher_divergence teacher_topk_mass",
-        MetricKind.SEQUENCE_MEAN: "sequence_importance_ratio sequence_is_oob_ratio",
-        MetricKind.PAIR_MEAN: "accuracy rewards_chosen rewards_rejected rewards_margin",
-        MetricKind.MINIMUM: "probs_ratio_min probs_ratio_clamped_min",
-        MetricKind.MAXIMUM: "probs_ratio_max probs_ratio_clamped_max",
-        MetricKind.COUNT: "num_valid_tokens num_valid_samples",
+        "sequence mean": "sequence_importance_ratio sequence_is_oob_ratio",
+        "pair mean": "accuracy rewards_chosen rewards_rejected rewards_margin",
+        "minimum": "probs_ratio_min probs_ratio_clamped_min",
+        "maximum": "probs_ratio_max probs_ratio_clamped_max",
+        "count": "num_valid_tokens num_valid_samples",
     }.items()
     for name in names.split()
 }
+"""Metric → how it combines over micro-batches and ranks."""
 _WEIGHTS = {
-    MetricKind.TOKEN_MEAN: "num_valid_tokens",
-    MetricKind.SEQUENCE_MEAN: "num_valid_samples",
-    MetricKind.PAIR_MEAN: "num_valid_samples",
+    "token mean": "num_valid_tokens",
+    "sequence mean": "num_valid_samples",
+    "pair mean": "num_valid_samples",
 }
 
 
 def merge_metric_sums(parts: Iterable[Mapping[str, torch.Tensor]]) -> MetricSums:
     """Combine the sums of several micro-batches of one rank."""
+    combine = {"minimum": torch.minimum, "maximum": torch.maximum}
     merged: MetricSums = {}
     for part in parts:
         for name, value in part.items():
-            if name not in merged:
-                merged[name] = value
-                continue
-            combine = {MetricKind.MINIMUM: torch.minimum, MetricKind.MAXIMUM: torch.maximum}
-            merged[name] = combine.get(METRIC_KINDS[name], torch.add)(merged[name], value)
+            function = combine.get(METRIC_KINDS[name], torch.add)
+            merged[name] = function(merged[name], value) if name in merged else value
     return merged
 
 
 def all_reduce_metric_sums(sums: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None = None) -> MetricSums:
     """Combine sums, of the same names on every rank, over a data-parallel group."""
-    operations = {MetricKind.MINIMUM: dist.ReduceOp.MIN, MetricKind.MAXIMUM: dist.ReduceOp.MAX}
+    operations = {"minimum": dist.ReduceOp.MIN, "maximum": dist.ReduceOp.MAX}
     by_operation: dict[dist.ReduceOp.RedOpType, list[str]] = {}
     for name in sorted(sums):
         by_operation.setdefault(operations.get(METRIC_KINDS[name], dist.ReduceOp.SUM), []).append(name)
@@ -192,39 +173,32 @@ def all_reduce_metric_sums(sums: Mapping[str, torch.Tensor], group: dist.Process
 
 def finalize_metrics(sums: Mapping[str, torch.Tensor], normalizers: LossNormalizers) -> dict[str, float]:
     """Global-batch metrics from sums over every micro-batch and data-parallel rank."""
+    tokens, sequences = normalizers.tokens, normalizers.sequences
+    divisors = {"token mean": tokens, "sequence mean": sequences, "pair mean": sequences / 2}
     metrics: dict[str, float] = {}
     for name, value in sums.items():
         kind = METRIC_KINDS[name]
-        number = float(value)
-        if kind is MetricKind.TOKEN_MEAN:
-            number /= max(normalizers.tokens, 1.0)
-        elif kind is MetricKind.SEQUENCE_MEAN:
-            number /= max(normalizers.sequences, 1.0)
-        elif kind is MetricKind.PAIR_MEAN:
-            number /= max(normalizers.sequences / 2, 1.0)
-        elif kind in (MetricKind.MINIMUM, MetricKind.MAXIMUM) and normalizers.tokens == 0:
+        if kind in ("minimum", "maximum") and tokens == 0:
             continue
-        metrics[name] = number
+        metrics[name] = float(value) / max(divisors.get(kind, 1.0), 1.0)
     return metrics
 
 
 def combine_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of a step from those of its updates on parts of its batch: of means, the mean of the whole batch.
-
-    Losses and what is not in METRIC_KINDS are averaged. A NaN counts for nothing, unless there is nothing else.
-    """
+    """Metrics of a step from those of its updates on parts of its batch: of means, the mean of the whole batch. Losses
+    and what is not in METRIC_KINDS are averaged. A NaN counts for nothing, unless there is nothing else."""
     combined: dict[str, float] = {}
     for name in dict.fromkeys(chain.from_iterable(updates)):
-        kind = METRIC_KINDS.get(name)
-        weight_of = _WEIGHTS.get(kind) if kind is not None else None
+        kind = METRIC_KINDS.get(name, "")
+        weight_of = _WEIGHTS.get(kind)
         known = [(u[name], u.get(weight_of, 1.0) if weight_of else 1.0) for u in updates if name in u]
         known = [(value, weight) for value, weight in known if value == value] or [(math.nan, 1.0)]
         values, weights = zip(*known, strict=True)
-        if kind is MetricKind.MINIMUM:
+        if kind == "minimum":
             combined[name] = min(values)
-        elif kind is MetricKind.MAXIMUM:
+        elif kind == "maximum":
             combined[name] = max(values)
-        elif kind is MetricKind.COUNT:
+        elif kind == "count":
             combined[name] = math.fsum(values)
         elif math.fsum(weights) > 0:
             combined[name] = math.fsum(map(operator.mul, values, weights)) / math.fsum(weights)

@@ -1,11 +1,12 @@
-"""The clipped policy-gradient loss: GRPO and its relatives."""
+"""The clipped policy-gradient loss, GRPO and its relatives; KL estimators and importance weights."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
+from torch import Tensor
 
 from nemotron_steps.engine.losses.loss import (
     Loss,
@@ -18,18 +19,13 @@ from nemotron_steps.engine.losses.loss import (
     reduce_over_batch,
     sequence_means,
 )
-from nemotron_steps.engine.losses.ratios import (
-    ImportanceWeights,
-    KlType,
-    importance_weights,
-    kl_divergence,
-    truncate_weights,
-)
 from nemotron_steps.errors import EngineError
 
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.grpo import LossFnConfig
     from nemotron_steps.engine.types import TrainBatch
+
+KlType = Literal["k1", "k2", "k3"]
 
 
 class PolicyGradientLoss(Loss):
@@ -48,7 +44,7 @@ class PolicyGradientLoss(Loss):
       `force_on_policy_ratio` is set
     and `use_cispo`: l = -A sg(clip(r)) lp (CISPO, arXiv:2506.13585).
 
-    w = exp(lp_prev - lp_gen) under `use_importance_sampling_correction`, truncated as ratios.py says. Under
+    w = exp(lp_prev - lp_gen) under `use_importance_sampling_correction`, truncated by `truncate_weights`. Under
     `force_on_policy_ratio` lp_prev is sg(lp) here and in the metrics, also where the batch holds prev logprobs that
     were computed for something else: the policy has not moved since. The KL term is weighted by exp(lp - sg(lp)), which
     adds the score-function gradient, or under `use_on_policy_kl_approximation` by exp(lp - lp_gen).
@@ -64,16 +60,15 @@ class PolicyGradientLoss(Loss):
         self.gradient_needs_advantage = self.kl_coefficient == 0.0
 
     def __call__(
-        self,
-        logprobs: torch.Tensor,
-        batch: TrainBatch,
-        normalizers: LossNormalizers,
-        entropy: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, MetricSums]:
+        self, logprobs: Tensor, batch: TrainBatch, normalizers: LossNormalizers, entropy: Tensor | None = None
+    ) -> tuple[Tensor, MetricSums]:
         """As `Loss.__call__`."""
         config = self.config
         whole = mask = loss_mask(batch.token_mask, batch.sample_mask)
-        prev = self._prev(logprobs, batch)
+        prev = logprobs.detach() if config.force_on_policy_ratio else batch.prev_logprobs
+        if prev is None:
+            expected = "logprobs under the policy that starts the step, unless loss_fn.force_on_policy_ratio is true"
+            raise EngineError("the batch has no prev_logprobs", expected=expected)
         if self.sampled_from.truncated:
             mask = mask * ~(logprobs.detach().isneginf() | prev.isneginf())
         # Padding may hold anything, -inf included; 0 x inf in a backward pass is NaN, so replace instead of multiply.
@@ -81,13 +76,12 @@ class PolicyGradientLoss(Loss):
         logprobs = _fill(logprobs, trained)
         generation = _fill(batch.generation_logprobs, trained)
         prev = _fill(prev, trained)
-        advantages = _fill(batch.advantages, trained)
 
         raw, clipped = self._ratio(logprobs, prev, mask)
-        correction = self._correction(prev, generation, mask)
-        token_loss = self._token_loss(raw, clipped, advantages, logprobs)
+        token_loss = self._token_loss(raw, clipped, _fill(batch.advantages, trained), logprobs)
+        weights, outside = self._correction(prev, generation, mask)
         if config.use_importance_sampling_correction:
-            token_loss = token_loss * correction.weights
+            token_loss = token_loss * weights
         actor_loss = reduce_over_batch(token_loss, mask, normalizers, token_level=config.token_level_loss)
         loss = actor_loss
         sums: MetricSums = {"actor_loss": actor_loss.detach()}
@@ -103,8 +97,15 @@ class PolicyGradientLoss(Loss):
                 sums["outside_truncation"] = (whole - mask).sum()
             sums.update(mismatch_sums(prev, generation, mask, config.reference_policy_kl_type))
             if not config.disable_ppo_ratio:  # else the factor is the logprob itself
-                sums.update(_ratio_sums(raw, clipped, mask, trained))
-            sums.update(_correction_sums(correction, mask, batch.sample_mask))
+                sums.update(_ratio_sums(raw, clipped, mask))
+            sequences = batch.sample_mask.float().unsqueeze(-1)
+            by_token = weights.shape == mask.shape
+            name = "sampling_importance_ratio" if by_token else "sequence_importance_ratio"
+            sums[name] = masked_sum(weights, mask if by_token else sequences)
+            if outside is not None:
+                by_token = outside.shape == mask.shape
+                name = "is_oob_ratio" if by_token else "sequence_is_oob_ratio"
+                sums[name] = masked_sum(outside, mask if by_token else sequences)
             # Entropy over the generator's samples, reweighted to the current policy.
             reweighting = importance_weights(logprobs, generation, mask)
             sums["approx_entropy"] = masked_sum(-reweighting * logprobs, mask)
@@ -112,17 +113,7 @@ class PolicyGradientLoss(Loss):
                 sums["entropy"] = masked_sum(entropy.float(), mask)
         return loss, sums
 
-    def _prev(self, logprobs: torch.Tensor, batch: TrainBatch) -> torch.Tensor:
-        if self.config.force_on_policy_ratio:
-            return logprobs.detach()
-        if batch.prev_logprobs is None:
-            expected = "logprobs under the policy that starts the step, unless loss_fn.force_on_policy_ratio is true"
-            raise EngineError("the batch has no prev_logprobs", expected=expected)
-        return batch.prev_logprobs
-
-    def _ratio(
-        self, logprobs: torch.Tensor, prev: torch.Tensor, mask: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _ratio(self, logprobs: Tensor, prev: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """The factor that carries the gradient, before and after the clip, [n, T]."""
         config = self.config
         if config.disable_ppo_ratio:
@@ -136,9 +127,7 @@ class PolicyGradientLoss(Loss):
         ratio = log_ratio.exp()
         return ratio, ratio.clamp(1.0 - config.ratio_clip_min, 1.0 + config.ratio_clip_max)
 
-    def _token_loss(
-        self, raw: torch.Tensor, clipped: torch.Tensor, advantages: torch.Tensor, logprobs: torch.Tensor
-    ) -> torch.Tensor:
+    def _token_loss(self, raw: Tensor, clipped: Tensor, advantages: Tensor, logprobs: Tensor) -> Tensor:
         config = self.config
         if config.use_cispo:
             return -advantages * clipped.detach() * logprobs
@@ -148,18 +137,16 @@ class PolicyGradientLoss(Loss):
             loss = torch.where(advantages < 0, bounded, loss)
         return loss
 
-    def _correction(self, prev: torch.Tensor, generation: torch.Tensor, mask: torch.Tensor) -> ImportanceWeights:
+    def _correction(self, prev: Tensor, generation: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
         config = self.config
         weights = importance_weights(prev, generation, mask, sequence_level=config.sequence_level_importance_ratios)
         kind, upper = config.truncated_importance_sampling_type, config.truncated_importance_sampling_ratio
         if kind is None or upper is None:
-            return ImportanceWeights(weights, None)
+            return weights, None
         lower = config.truncated_importance_sampling_ratio_min
         return truncate_weights(weights, prev, generation, mask, kind=kind, upper=upper, lower=lower)
 
-    def _kl(
-        self, logprobs: torch.Tensor, generation: torch.Tensor, batch: TrainBatch, trained: torch.Tensor
-    ) -> torch.Tensor:
+    def _kl(self, logprobs: Tensor, generation: Tensor, batch: TrainBatch, trained: Tensor) -> Tensor:
         if batch.reference_logprobs is None:
             expected = f"they are needed: loss_fn.reference_policy_kl_penalty is {self.kl_coefficient}"
             raise EngineError("the batch has no reference_logprobs", expected=expected)
@@ -178,54 +165,112 @@ class PolicyGradientLoss(Loss):
         )
 
 
-def _fill(values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+def _fill(values: Tensor, keep: Tensor) -> Tensor:
     values = values.float()
     return torch.where(keep, values, torch.zeros_like(values))
 
 
-def mismatch_sums(prev: torch.Tensor, generation: torch.Tensor, mask: torch.Tensor, kind: KlType) -> MetricSums:
-    """How far generator and trainer disagree on the tokens the generator sampled.
+def mismatch_sums(prev: Tensor, generation: Tensor, mask: Tensor, kind: KlType) -> MetricSums:
+    """How far generator and trainer disagree on what was sampled; js as NeMo-RL has it: p over m and not m over p."""
 
-    js_divergence_error is as NeMo-RL has it, with p over the mean m and not m over p.
-    """
+    def kl(logprobs: Tensor, reference: Tensor, kind: KlType) -> Tensor:
+        return kl_divergence(logprobs, reference, kind, input_clamp=None, output_clamp=None)
+
     log_mixture = torch.logaddexp(prev, generation) - math.log(2.0)
-    jensen_shannon = 0.5 * (_free_kl(log_mixture, prev, "k3") + _free_kl(log_mixture, generation, "k3"))
+    jensen_shannon = 0.5 * (kl(log_mixture, prev, "k3") + kl(log_mixture, generation, "k3"))
     return {
         "token_mult_prob_error": masked_sum((generation - prev).abs().exp(), mask),
-        "gen_kl_error": masked_sum(_free_kl(generation, prev, kind), mask),
-        "policy_kl_error": masked_sum(_free_kl(prev, generation, kind), mask),
+        "gen_kl_error": masked_sum(kl(generation, prev, kind), mask),
+        "policy_kl_error": masked_sum(kl(prev, generation, kind), mask),
         "js_divergence_error": masked_sum(jensen_shannon, mask),
     }
 
 
-def _free_kl(logprobs: torch.Tensor, reference: torch.Tensor, kind: KlType) -> torch.Tensor:
-    return kl_divergence(logprobs, reference, kind, input_clamp=None, output_clamp=None)
-
-
-def _ratio_sums(raw: torch.Tensor, clipped: torch.Tensor, mask: torch.Tensor, trained: torch.Tensor) -> MetricSums:
+def _ratio_sums(raw: Tensor, clipped: Tensor, mask: Tensor) -> MetricSums:
     high = torch.full_like(raw, torch.inf)
     nothing = raw.new_full((1,), torch.inf)  # so that a micro-batch of no rows has extrema too
-    sums = {
-        "probs_ratio": masked_sum(raw, mask),
-        "probs_ratio_clamped": masked_sum(clipped, mask),
-        "clip_fraction": masked_sum((raw != clipped).float(), mask),
-    }
+    sums = {"clip_fraction": masked_sum((raw != clipped).float(), mask)}
     for name, values in (("probs_ratio", raw), ("probs_ratio_clamped", clipped)):
-        sums[f"{name}_min"] = torch.cat((torch.where(trained, values, high).flatten(), nothing)).min()
-        sums[f"{name}_max"] = torch.cat((torch.where(trained, values, -high).flatten(), -nothing)).max()
+        sums[name] = masked_sum(values, mask)
+        sums[f"{name}_min"] = torch.cat((torch.where(mask > 0, values, high).flatten(), nothing)).min()
+        sums[f"{name}_max"] = torch.cat((torch.where(mask > 0, values, -high).flatten(), -nothing)).max()
     return sums
 
 
-def _correction_sums(correction: ImportanceWeights, mask: torch.Tensor, sample_mask: torch.Tensor) -> MetricSums:
-    sequences = sample_mask.float().unsqueeze(-1)
-    sums: MetricSums = {}
-    if correction.weights.shape == mask.shape:
-        sums["sampling_importance_ratio"] = masked_sum(correction.weights, mask)
+def kl_divergence(
+    logprobs: Tensor,
+    reference_logprobs: Tensor,
+    kind: KlType = "k3",
+    *,
+    input_clamp: float | None = 20.0,
+    output_clamp: float | None = 10.0,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Nats of KL(policy || reference) per token, any shape, times `weights` where they are given. log r = clamp(lp_ref
+    - lp, +-input_clamp); k1 = -log r; k2 = (log r)^2 / 2; k3 = exp(log r) - 1 - log r. Then the weights are multiplied
+    in, and the product is clamped to +-output_clamp. A token whose log ratio is clamped has its weight detached, or the
+    weight's gradient would go on pushing where the clamp means to stop."""
+    unbounded = log_ratio = reference_logprobs - logprobs
+    if input_clamp is not None:
+        log_ratio = unbounded.clamp(-input_clamp, input_clamp)
+        if weights is not None:
+            weights = torch.where(log_ratio == unbounded, weights, weights.detach())
+    if kind == "k1":
+        divergence = -log_ratio
+    elif kind == "k2":
+        divergence = 0.5 * log_ratio.square()
     else:
-        sums["sequence_importance_ratio"] = masked_sum(correction.weights, sequences)
-    if correction.out_of_bounds is not None:
-        if correction.out_of_bounds.shape == mask.shape:
-            sums["is_oob_ratio"] = masked_sum(correction.out_of_bounds, mask)
-        else:
-            sums["sequence_is_oob_ratio"] = masked_sum(correction.out_of_bounds, sequences)
-    return sums
+        # expm1 keeps the digits that exp(x) - 1 loses near x = 0, where trained policies live.
+        divergence = torch.expm1(log_ratio) - log_ratio
+    if weights is not None:
+        divergence = weights * divergence
+    if output_clamp is not None:
+        divergence = divergence.clamp(-output_clamp, output_clamp)
+    return divergence
+
+
+def importance_weights(
+    prev_logprobs: Tensor, generation_logprobs: Tensor, mask: Tensor, *, sequence_level: bool = False
+) -> Tensor:
+    """exp(lp_prev - lp_gen) per token, or over a sequence [n, 1]; 0 where not finite."""
+    difference = torch.where(mask > 0, prev_logprobs - generation_logprobs, torch.zeros_like(prev_logprobs))
+    if sequence_level:
+        difference = difference.sum(dim=-1, keepdim=True)
+    return torch.nan_to_num(difference.exp(), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def truncate_weights(
+    weights: Tensor,
+    prev_logprobs: Tensor,
+    generation_logprobs: Tensor,
+    mask: Tensor,
+    *,
+    kind: Literal["tis", "icepop", "seq-mask-tis"],
+    upper: float,
+    lower: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Bound importance weights, [n, T] or [n, 1]; also 1 where one was cut or dropped.
+
+    - tis: clamp to [lower or 0, upper] (truncated importance sampling, Yao et al. 2025). A weight that was not finite,
+      hence 0, stays 0.
+    - icepop: 0 outside [lower, upper] (arXiv:2510.18855).
+    - seq-mask-tis: a sequence whose geometric mean exp(mean_t(lp_prev - lp_gen)) leaves [lower, upper] is dropped.
+    """
+    if kind == "tis":
+        floor = lower if lower is not None else 0.0
+        outside = (weights > upper) | (weights < floor)
+        return torch.where(weights == 0, weights, weights.clamp(floor, upper)), outside.float()
+    assert lower is not None  # the config's rule
+    judged = weights
+    if kind == "seq-mask-tis":
+        log_ratio = torch.nan_to_num(prev_logprobs - generation_logprobs, nan=0.0, posinf=0.0, neginf=0.0)
+        judged = sequence_means(log_ratio, mask).exp().unsqueeze(-1)
+    outside = (judged > upper) | (judged < lower)
+    return torch.where(outside, torch.zeros_like(weights), weights), outside.float()
+
+
+def sequence_logprob_error(prev_logprobs: Tensor, generation_logprobs: Tensor, token_mask: Tensor) -> Tensor:
+    """mean_t exp|lp_gen - lp_prev| of each sequence, [n]: 1 when both agree."""
+    error = (generation_logprobs - prev_logprobs).abs().exp()
+    error = torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf)
+    return sequence_means(error, token_mask.float())

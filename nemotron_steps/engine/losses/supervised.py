@@ -45,12 +45,10 @@ class NegativeLogLikelihood(Loss):
 
 
 class DpoLoss(Loss):
-    """-log sigmoid(beta (delta_chosen - delta_rejected)), mean over the pairs of the global batch.
-
-    delta = sum over trained tokens of (lp - lp_ref), or their mean under `preference_average_log_probs`. With
-    `sft_loss_weight`, the negative log likelihood of chosen answers is added. The first step starts on the reference,
-    so its preference loss is log 2 whatever the data. Of accuracy, a tie counts half.
-    """
+    """-log sigmoid(beta (delta_chosen - delta_rejected)), mean over the pairs of the global batch. delta = sum over
+    trained tokens of (lp - lp_ref), or their mean under `preference_average_log_probs`. With `sft_loss_weight`, the
+    negative log likelihood of chosen answers is added. The first step starts on the reference, so its preference loss
+    is log 2 whatever the data. Of accuracy, a tie counts half."""
 
     rows_per_unit = 2
 

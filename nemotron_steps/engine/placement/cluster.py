@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nemotron_steps.config.layout.processes import cluster_address
 from nemotron_steps.config.locations import variables_set
 from nemotron_steps.config.schema.rl import ClusterConfig
 from nemotron_steps.errors import UnsupportedError, WorkerLostError, first_line
@@ -44,7 +43,7 @@ class RayCluster:
         self._group: Any = None
         self._bundles: list[int] = []
         self._owned = False
-        self._address = cluster_address(config)
+        self._address = config.ray_address or os.environ.get("RAY_ADDRESS") or None
         if ray.is_initialized():
             return
         if self._address is not None:
@@ -124,11 +123,8 @@ class RayCluster:
 
 
 def node_by_node(bundles: Sequence[Mapping[str, float]], nodes: Sequence[str]) -> list[int]:
-    """Which of Ray's bundles to use as bundle 0, 1, 2, ..., so that neighbours share a node.
-
-    Ray spreads a group's bundles over its nodes in any order, while consecutive ranks talk the most. Bundles change
-    places only with those that ask for the same. The node with the most of them comes first.
-    """
+    """Which of Ray's bundles to use as bundle 0, 1, 2, ..., so that neighbours share a node: consecutive ranks talk the
+    most. Bundles change places only with those that ask for the same. The node with the most of them comes first."""
     alike: dict[tuple[tuple[str, float], ...], list[int]] = {}
     for index, bundle in enumerate(bundles):
         alike.setdefault(tuple(sorted(bundle.items())), []).append(index)
@@ -148,7 +144,11 @@ def _connect(address: str, key: str) -> None:
     import ray
 
     without = "unset RAY_ADDRESS" if key == "RAY_ADDRESS" else f"{key}=null"
-    passed = _passed_on(os.environ)
+    passed = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_PASSED_ON) and not _SECRET.search(name.removeprefix("TOKENIZERS_"))
+    }
     try:
         with left_to_us(), waiting(f"the Ray cluster at {address} to answer"):
             ray.init(
@@ -164,14 +164,6 @@ def _connect(address: str, key: str) -> None:
             found=first_line(error),
             hints=["ray start --head --port=6379", f"{without}    # start one on this machine"],
         ) from error
-
-
-def _passed_on(variables: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in variables.items()
-        if name.startswith(_PASSED_ON) and not _SECRET.search(name.removeprefix("TOKENIZERS_"))
-    }
 
 
 def _start(config: ClusterConfig, workers: int) -> None:

@@ -1,27 +1,23 @@
 """The environments in an actor, so that grading is off the driver's event loop, and judges in actors.
 
 Rows are checked and routed in the driver, by environments that are never started; what takes time runs in the actor.
-One that dies is replaced, MAX_RESTARTS times in a run: sessions that it held are lost, and their rollouts with them.
+One that dies takes the rollouts with it that it was grading, and so ends the run, which a resume goes on with.
 """
 
 # ruff: noqa: D102  Environment and Judge say what each method does
 
-from __future__ import annotations
-
-import asyncio
 import hashlib
 import itertools
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from nemotron_steps.config.schema.rl import VllmModelConfig
 from nemotron_steps.engine.workers.workers import (
-    PING_SECONDS,
     SILENT_SECONDS,
     START_SECONDS,
     Worker,
@@ -44,6 +40,8 @@ from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.judged.judges import HttpJudge, Judge, JudgeLostError, Messages
 from nemotron_steps.errors import JudgeUnavailableError, WorkerLostError
 from nemotron_steps.waiting import waiting
+
+_LOG = logging.getLogger(__name__)
 
 
 class JudgeWorker(WorkerProcess):
@@ -126,21 +124,14 @@ def start_judge(role: str, config: VllmModelConfig, options: Sequence[Mapping[st
     return PlacedJudge(tuple(workers))
 
 
-_LOG = logging.getLogger(__name__)
-
-MAX_RESTARTS = 20
-"""Deaths of the actor in a run, after which everything that is asked of it fails."""
-
-Judges = Mapping[str, "PlacedJudge | partial[Judge]"]
+Judges = Mapping[str, "Judge | partial[Judge]"]
 """By role; a judge behind HTTP is built in the process that asks it: connections do not travel."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a session lives."""
+    """The state of a session that lives in the actor."""
 
-    restarts: int
-    """Of the actor before it was opened."""
     number: int
 
 
@@ -148,9 +139,7 @@ class EnvironmentWorker(WorkerProcess):
     """See the module docstring. Every method may overlap with others."""
 
     def __init__(self, judges: Judges) -> None:
-        self._judges: dict[str, Judge] = {
-            role: judge() if isinstance(judge, partial) else judge for role, judge in judges.items()
-        }
+        self._judges = {role: judge() if isinstance(judge, partial) else judge for role, judge in judges.items()}
         self._environments: dict[str, Environment] = {}
         self._sessions: dict[int, Session] = {}
         self._numbers = itertools.count()
@@ -169,21 +158,21 @@ class EnvironmentWorker(WorkerProcess):
         for environment in self._environments.values():
             await environment.close()
 
-    async def seed(self, name: str, row: Row) -> tuple[int, list[dict[str, Any]]]:
-        """A new session: its number and tools."""
+    async def seed(self, name: str, row: Row) -> Session:
+        """A new session, as the driver has it."""
         session = await self._environments[name].seed(row)
         number = next(self._numbers)
         self._sessions[number] = session
-        return number, session.tools
+        return Session(tools=session.tools, state=Place(number))
 
     async def ask(self, name: str, method: str, *arguments: Any) -> Any:
-        """What a method of an environment answers; a Place stands for the session that lives here."""
-
-        def here(given: Any) -> Any:
-            return self._sessions[given.number] if isinstance(given, Place) else given
-
-        found = [[*map(here, given)] if isinstance(given, list) else here(given) for given in arguments]
+        """What a method of an environment answers."""
+        found = [[*map(self._here, given)] if isinstance(given, list) else self._here(given) for given in arguments]
         return await getattr(self._environments[name], method)(*found)
+
+    def _here(self, given: Any) -> Any:
+        lives_here = isinstance(given, Session) and isinstance(given.state, Place)
+        return self._sessions[given.state.number] if lives_here else given
 
     async def start_step(self, step: str) -> None:
         """Tell the judges behind HTTP, which live here, the training step."""
@@ -198,38 +187,36 @@ class EnvironmentWorker(WorkerProcess):
 class PlacedEnvironment(Environment):
     """The driver's side of an environment; `local` is its twin here, `label` the worker's name for it."""
 
-    def __init__(self, local: Environment, home: PlacedEnvironmentSet, label: str) -> None:
+    def __init__(self, local: Environment, worker: Worker, label: str) -> None:
         super().__init__(local.config, {})
-        self.label = label
         self.name = local.name  # type: ignore[misc]
         self.judges_groups = local.judges_groups  # type: ignore[misc]
         self.runs_agent = local.runs_agent  # type: ignore[misc]
         self.reward_range, self.usual_range = local.reward_range, local.usual_range
-        self.local, self._home = local, home
+        self._local, self._worker, self._label = local, worker, label
         # Sessions that hold nothing need no actor, and there are as many as rollouts.
         kind = type(local)
         self._stateless = kind.seed is Environment.seed and kind.release is Environment.release
 
     async def seed(self, row: Row) -> Session:
-        """See Environment; the state is the actor's and the session's number in it."""
         if self._stateless:
-            return await self.local.seed(row)
-        number, tools = await self._ask("seed", row)
-        return Session(tools=tools, state=Place(self._home.restarts, number))
+            return await self._local.seed(row)
+        session: Session = await self._ask("seed", row)
+        return session
 
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
         output: str = await self._ask("ask", "call_tool", session, name, arguments)
         return output
 
     async def follow_up(self, row: Row, response: Response, session: Session) -> str | None:
-        if type(self.local).follow_up is Environment.follow_up:
+        if type(self._local).follow_up is Environment.follow_up:
             return None
         question: str | None = await self._ask("ask", "follow_up", row, response, session)
         return question
 
     async def run_agent(self, row: Row, sampling: dict[str, Any]) -> AgentRun:
         """See Environment. It only talks to a server, and the policy's endpoint is on the driver's machine."""
-        return await self.local.run_agent(row, sampling)
+        return await self._local.run_agent(row, sampling)
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         return (await self.verify_group(row, [response], [session]))[0]
@@ -241,69 +228,26 @@ class PlacedEnvironment(Environment):
         return verdicts
 
     async def release(self, session: Session) -> None:
-        if not self._stateless and session.state.restarts == self._home.restarts:
+        if not self._stateless:
             await self._ask("release", session.state.number)
 
-    def _travelling(self, given: Any) -> Any:
-        """A session as its place, where it has a state; WorkerLostError if that died with its actor."""
-        if self._stateless or not isinstance(given, Session):
-            return given
-        if given.state.restarts != self._home.restarts:
-            raise WorkerLostError(
-                f"a session of `{self.name}` is lost with the process that held it", where=f"environment `{self.name}`"
-            )
-        return given.state
-
     async def _ask(self, method: str, *arguments: Any) -> Any:
-        """What the actor answers; asked again if it dies."""
-        for last in (False, True):
-            worker, away = self._home.worker, self._travelling
-            sent = [[*map(away, given)] if isinstance(given, list) else away(given) for given in arguments]
-            try:
-                return await answer(worker.call(method, self.label, *sent), worker)
-            except JudgeLostError:
-                raise
-            except WorkerLostError:
-                if last or not await self._home.replaced(worker):  # a loss inside the environment
-                    raise
-        raise AssertionError
-
-
-@dataclass(frozen=True)
-class JudgesBehindHttp:
-    """The judges behind HTTP of an EnvironmentWorker, as far as the training loop knows them."""
-
-    home: PlacedEnvironmentSet
-
-    def start_step(self, step: str) -> None:
-        self.home.step, worker = step, self.home.worker
-        try:
-            result_of(worker.call("start_step", step), worker, timeout_s=SILENT_SECONDS)
-        except WorkerLostError as error:  # whoever asks it next replaces it, and tells the new one
-            _LOG.warning("%s", error.what)
+        return await answer(self._worker.call(method, self._label, *arguments), self._worker)
 
 
 class PlacedEnvironmentSet(EnvironmentSet):
-    """An EnvironmentSet whose environments work in an actor."""
+    """An EnvironmentSet whose environments work in an actor; the training loop's judges behind HTTP live there too."""
 
     def __init__(
         self,
         options: Mapping[str, Mapping[str, Any]],
         judges: Mapping[str, Judge],
         worker: Worker,
-        restart: Callable[[], Worker],
         *,
         only: str | None = None,
     ) -> None:
         super().__init__(options, judges, only=only)
         self.worker = worker
-        self.restarts = 0
-        """How often the actor was replaced."""
-        self.step: str | None = None
-        """The training step last announced to judges behind HTTP."""
-        self._restart = restart
-        self._replacing: asyncio.Task[bool] | None = None
-        self._started = False
         self._placed: dict[int, PlacedEnvironment] = {}
 
     def get(self, name: str) -> Environment:
@@ -312,44 +256,15 @@ class PlacedEnvironmentSet(EnvironmentSet):
             label = f"{local.name} {len(self._placed)}"
             adding = self.worker.call("add", label, type(local), local.config)
             result_of(adding, self.worker, timeout_s=START_SECONDS)
-            self._placed[id(local)] = PlacedEnvironment(local, self, label)
+            self._placed[id(local)] = PlacedEnvironment(local, self.worker, label)
         return self._placed[id(local)]
 
     async def start(self) -> None:
-        self._started = True
         await answer(self.worker.call("start"), self.worker)
 
-    async def replaced(self, lost: Worker) -> bool:
-        """See to it that another actor takes the place of a dead or silent one. False: it is well."""
-        if self.worker is not lost:
-            return True
-        if self._replacing is None or self._replacing.done():  # whoever comes first does it, and the others wait
-            self._replacing = asyncio.ensure_future(self._replace(lost))
-        return await asyncio.shield(self._replacing)
-
-    async def _replace(self, lost: Worker) -> bool:
-        ping = asyncio.wrap_future(lost.beside("ping").future())
-        done, _ = await asyncio.wait({ping}, timeout=PING_SECONDS)
-        if done and ping.exception() is None:
-            return False
-        if self.restarts >= MAX_RESTARTS:
-            raise lost.lost(f"it has died {self.restarts + 1} times")
-        self.restarts += 1  # sessions of the dead one are told apart by it
-        _LOG.warning("the worker `%s` is lost and replaced (%d of %d)", lost.name, self.restarts, MAX_RESTARTS)
-        stop_workers([lost])
-        worker = await asyncio.to_thread(self._restart)
-        for placed in self._placed.values():
-            await answer(worker.call("add", placed.label, type(placed.local), placed.local.config), worker)
-        if self._started:
-            await answer(worker.call("start"), worker)
-        if self.step is not None:
-            await answer(worker.call("start_step", self.step), worker)
-        self.worker = worker
-        return True
-
-    def stop(self) -> None:
-        """End the actor at once."""
-        stop_workers([self.worker])
+    def start_step(self, step: str) -> None:
+        """Name the training step that the following questions of judges behind HTTP belong to."""
+        result_of(self.worker.call("start_step", step), self.worker, timeout_s=SILENT_SECONDS)
 
     async def close(self) -> None:
         """See EnvironmentSet. What runs agents does so here, and is closed here as well."""

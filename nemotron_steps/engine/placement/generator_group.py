@@ -1,7 +1,8 @@
 """A `Generator` whose engines live in actors and decode continuously; the driver only passes requests and results.
 
 A request goes whole to one worker: to the one that has the KV cache of the conversation's last turn, while it has few
-more pending samples than others; else to the one with the fewest.
+more pending samples than others; else to the one with the fewest. Conversations are told apart by hashes of whole
+blocks of tokens, of which the newest are remembered.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ from nemotron_steps.config.schema.grpo import AsyncGrpoConfig
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.engine.placement.policy_group import PlacedWeights
 from nemotron_steps.engine.types import Completion, GenerationRequest, Generator, WeightSyncReport
-from nemotron_steps.engine.weight_sync.transfer import AdapterTransfer, WeightTransfer
-from nemotron_steps.engine.weight_sync.transport_handle import ChannelHandles, TransportHandle
+from nemotron_steps.engine.weight_sync.transfer import WeightTransfer
 from nemotron_steps.engine.workers.workers import (
     SILENT_SECONDS,
     Worker,
@@ -33,11 +33,10 @@ from nemotron_steps.engine.workers.workers import (
     start_workers,
     stop_workers,
 )
-from nemotron_steps.errors import EngineError
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
-    from nemotron_steps.engine.weight_sync.endpoints import FrozenWeights, ReceivingEndpoint
+    from nemotron_steps.engine.weight_sync.transfer import ChannelHandles, Offer, StreamReceiver
 
 COLLECT_SECONDS = 1.0
 """A worker answers `collect` after this time even when nothing has finished, which shows that it lives."""
@@ -45,6 +44,11 @@ STEP_SECONDS = 0.003
 """`step` waits this long when nothing has arrived, so that its caller's loop neither spins nor stalls."""
 AFFINITY_MARGIN = 16
 """A conversation's next turn may leave its engine with this many more pending samples than the least loaded has."""
+
+
+BLOCK = 16
+"""Tokens hashed at once."""
+CONVERSATIONS = 2**15
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,7 @@ class GenerationWorker(WorkerProcess):
 
     def __init__(self, settings: GeneratorSettings) -> None:
         self._settings = settings
-        self._receiving: dict[str, ReceivingEndpoint | ChannelHandles] = {}
-        self._frozen: FrozenWeights | None = None
+        self._receiving: StreamReceiver | ChannelHandles | None = None
         self._generator: Generator | None = None
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any] | None]] = queue.SimpleQueue()
         self._arrived = threading.Condition()
@@ -76,12 +79,7 @@ class GenerationWorker(WorkerProcess):
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests. A refused one fails the next `collect`."""
-
-        def queue_all() -> None:
-            for request in requests:
-                self._built().submit(request)
-
-        self._commands.put((queue_all, None))
+        self._commands.put((lambda: [self._built().submit(request) for request in requests], None))
 
     def cancel(self, request_id: str) -> None:
         """Drop a request."""
@@ -100,26 +98,25 @@ class GenerationWorker(WorkerProcess):
         """See Generator."""
         self._between_steps(lambda: self._built().finish_generation())
 
-    def open_receiver(self, channel: str, offers: Sequence[TransportHandle]) -> None:
+    def open_receiver(self, channel: str, offers: Sequence[Offer]) -> None:
         """Get ready to receive: here, or in each of the generator's own processes."""
         self._between_steps(lambda: self._open(channel, tuple(offers)))
 
-    def _open(self, channel: str, offers: tuple[TransportHandle, ...]) -> None:
+    def _open(self, channel: str, offers: tuple[Offer, ...]) -> None:
         from nemotron_steps.engine.generation.vllm.engine import runs_elsewhere
-        from nemotron_steps.engine.weight_sync.endpoints import FrozenWeights, ReceivingEndpoint
+        from nemotron_steps.engine.weight_sync.transfer import ChannelHandles, StreamReceiver
 
-        self._frozen = self._frozen or FrozenWeights()
         settings = self._settings.config
         if settings.backend != "vllm" or not runs_elsewhere(settings.vllm_cfg):
             (offer,) = offers
-            self._receiving[channel] = ReceivingEndpoint(offer, self._frozen)
+            self._receiving = StreamReceiver.of(offer)
             return
-        # Its own processes take up their offers now: what is offered under a name loses it when all have.
-        offered = self._receiving[channel] = ChannelHandles(channel, offers)
+        # Its own processes take up their offers now.
+        self._receiving = ChannelHandles(channel, offers)
         if self._generator is None:
-            self._generator = self._build(offered)
+            self._generator = self._build(self._receiving)
         else:
-            self._elsewhere().open_channel(offered)
+            self._elsewhere().open_channel(self._receiving)
 
     def load(self) -> None:
         """Build the generator with the weights of its folder."""
@@ -129,22 +126,22 @@ class GenerationWorker(WorkerProcess):
 
         self._between_steps(build)
 
-    def update_weights(self, channel: str, version: int) -> int:
+    def update_weights(self, version: int) -> int:
         """Load what the policy sends; the first time, build the generator with it. Returns the bytes received."""
-        return int(self._between_steps(lambda: self._load(channel, version)))
+        return int(self._between_steps(lambda: self._load(version)))
 
-    def _load(self, channel: str, version: int) -> int:
-        from nemotron_steps.engine.policy.lora import ChangedWeights
+    def _load(self, version: int) -> int:
+        from nemotron_steps.engine.weight_sync.transfer import StreamReceiver
 
-        receiving = self._receiving[channel]
-        if isinstance(receiving, ChannelHandles):
+        receiving = self._receiving
+        if not isinstance(receiving, StreamReceiver):
+            assert receiving is not None
             return self._elsewhere().update_weights(receiving, version).bytes
-        weights = receiving.weights()
         if self._generator is None:
-            self._generator = self._build(weights)
+            self._generator = self._build(receiving.weights())
             self._generator.weight_version = version
         else:
-            self._generator.update_weights(ChangedWeights(weights) if receiving.is_adapter else weights, version)
+            self._generator.update_weights(receiving.weights(), version)
         return receiving.bytes
 
     def _build(self, weights: Any) -> Generator:
@@ -182,9 +179,11 @@ class GenerationWorker(WorkerProcess):
     def _run(self) -> None:
         try:
             while True:
-                self._obey(wait=self._generator is None or self._generator.pending() == 0)
-                if self._generator is None or self._generator.pending() == 0:
+                idle = self._generator is None or self._generator.pending() == 0
+                if idle or not self._commands.empty():
+                    self._obey(*self._commands.get())
                     continue
+                assert self._generator is not None
                 finished = self._generator.step()
                 if finished:
                     with self._arrived:
@@ -195,28 +194,20 @@ class GenerationWorker(WorkerProcess):
                 self._error = error
                 self._arrived.notify_all()
 
-    def _obey(self, *, wait: bool) -> None:
-        """Carry out every waiting command; with `wait`, wait for the first."""
-        while True:
-            try:
-                command, done = self._commands.get(block=wait)
-            except queue.Empty:
-                return
-            wait = False
-            if done is None:
-                command()
-                continue
-            try:
-                done.set_result(command())
-            except Exception as error:  # belongs to whoever gave the command
-                done.set_exception(error)
+    def _obey(self, command: Callable[[], Any], done: Future[Any] | None) -> None:
+        if done is None:
+            command()
+            return
+        try:
+            done.set_result(command())
+        except Exception as error:  # belongs to whoever gave the command
+            done.set_exception(error)
 
 
 @dataclass
 class _Engine:
     """One worker, as the driver sees it."""
 
-    number: int
     worker: Worker
     outbox: list[GenerationRequest] = field(default_factory=list)
     pending: int = 0
@@ -242,26 +233,19 @@ class RayGenerator:
     ) -> None:
         self.weight_version = 0
         self._config = settings.config
-        self._max_total_length = settings.max_total_length
         names = [f"{name} {number}" for number in range(len(options))]
         self.workers = start_workers(GenerationWorker, names, options, [settings])
-        self._engines = [_Engine(number, worker) for number, worker in enumerate(self.workers)]
+        self._engines = [_Engine(worker) for worker in self.workers]
         self._open: dict[str, _Open] = {}
-        self._prefixes = PrefixMemory()
-        self._transfer: WeightTransfer | AdapterTransfer | None = None
+        self._homes: OrderedDict[int, _Engine] = OrderedDict()
+        """Hash of a conversation that an engine has just read or sampled → that engine."""
+        self._transfer: WeightTransfer | None = None
 
     def submit(self, request: GenerationRequest) -> None:
         """See Generator. The request leaves with the next `step`."""
-        if not 0 < len(request.prompt_ids) < self._max_total_length:  # here it fails alone, in a worker with all others
-            raise EngineError(
-                "the prompt is empty or leaves no room for a token",
-                where=f"request {request.request_id}",
-                expected=f"1 to {self._max_total_length - 1} tokens",
-                found=str(len(request.prompt_ids)),
-            )
         least = min(self._engines, key=lambda e: e.pending)
-        known = self._prefixes.find(request.prompt_ids)
-        engine = least if known is None else self._engines[known]
+        known = (self._homes[key] for key in reversed(_hashes(request.prompt_ids)) if key in self._homes)
+        engine = next(known, least)
         if engine.pending - least.pending > max(0, AFFINITY_MARGIN - request.n):
             engine = least
         engine.outbox.append(request)
@@ -329,13 +313,10 @@ class RayGenerator:
         started = time.perf_counter()
         assert isinstance(weights, PlacedWeights)
         if self._transfer is None:
-            vllm = self._config.backend == "vllm"
-            sleeps = vllm and self._config.colocated.enabled  # while the policy trains
-            processes = self._config.devices_per_generator
-            self._transfer = weights.policy.transfer_to(self.workers, processes, forgets=sleeps, loads_modules=vllm)
+            self._transfer = weights.policy.transfer_to(self.workers, self._config.devices_per_generator)
         moved = self._transfer.update(version)
         self.weight_version = version
-        self._prefixes.clear()  # as the engines do: their caches were of the old weights
+        self._homes.clear()  # as the engines do: their caches were of the old weights
         return WeightSyncReport(version, time.perf_counter() - started, moved)
 
     @property
@@ -356,56 +337,18 @@ class RayGenerator:
         request.unfinished -= 1
         if not request.unfinished:
             del self._open[completion.request_id]
-        self._prefixes.note([*request.prompt_ids, *completion.token_ids], request.engine.number)
+        # Prompts alone are not remembered: the rollouts of one prompt would all follow the first of them.
+        for key in _hashes([*request.prompt_ids, *completion.token_ids])[-1:]:
+            self._homes[key] = request.engine
+            self._homes.move_to_end(key)
+            if len(self._homes) > CONVERSATIONS:
+                self._homes.popitem(last=False)
         return True
 
 
-BLOCK = 64
-"""Tokens hashed at once. What is left over at a conversation's end is compared as it is."""
-CONVERSATIONS = 2**15
-_ENDS = 64
-"""Conversations that are alike up to their last whole block, of which this many are remembered."""
-
-
-class PrefixMemory:
-    """Conversations by their tokens, each with the number of its engine; the least recently noted is forgotten. Prompts
-    alone are not remembered: the rollouts of one prompt would all follow the first of them to one engine."""
-
-    def __init__(self, conversations: int = CONVERSATIONS) -> None:
-        self._limit = conversations
-        # Hash of the whole blocks, then the tokens after them.
-        self._ends: OrderedDict[int, OrderedDict[tuple[int, ...], int]] = OrderedDict()
-
-    def note(self, tokens: Sequence[int], engine: int) -> None:
-        """`engine` has just read or sampled all of `tokens`."""
-        key = _hashes(tokens)[-1]
-        ends = self._ends.setdefault(key, OrderedDict())
-        tail = tuple(tokens[len(tokens) // BLOCK * BLOCK :])
-        ends[tail] = engine
-        ends.move_to_end(tail)
-        if len(ends) > _ENDS:
-            ends.popitem(last=False)
-        self._ends.move_to_end(key)
-        if len(self._ends) > self._limit:
-            self._ends.popitem(last=False)
-
-    def find(self, tokens: Sequence[int]) -> int | None:
-        """The engine of the longest remembered conversation that `tokens` continue; or None."""
-        for blocks, key in reversed([*enumerate(_hashes(tokens))]):
-            following = tuple(tokens[blocks * BLOCK : (blocks + 1) * BLOCK])
-            fitting = [tail for tail in self._ends.get(key, ()) if following[: len(tail)] == tail]
-            if fitting:
-                return self._ends[key][max(fitting, key=len)]
-        return None
-
-    def clear(self) -> None:
-        """The engines have dropped their caches."""
-        self._ends.clear()
-
-
 def _hashes(tokens: Sequence[int]) -> list[int]:
-    """Of the first 0, 1, 2, ... whole blocks."""
-    hashes = [0]
-    for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
-        hashes.append(hash((hashes[-1], *tokens[start : start + BLOCK])))
+    """Of the first 1, 2, ... whole blocks."""
+    hashes: list[int] = []
+    for end in range(BLOCK, len(tokens) + 1, BLOCK):
+        hashes.append(hash((*hashes[-1:], *tokens[end - BLOCK : end])))
     return hashes

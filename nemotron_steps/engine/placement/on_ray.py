@@ -17,30 +17,27 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nemotron_steps.config.layout.constraints import device_violations, raise_if_violated
-from nemotron_steps.config.layout.parallel_config import JudgeLayout, judge_copies, parallel_config_of
-from nemotron_steps.config.schema.rl import NemoGymConfig, RlConfig, VllmModelConfig
+from nemotron_steps.config.layout.parallel_config import JudgeLayout, ParallelConfig, judge_copies, parallel_config_of
+from nemotron_steps.config.schema.policy import GenerationConfig
+from nemotron_steps.config.schema.rl import ClusterConfig, EnvConfig, NemoGymConfig, RlConfig, VllmModelConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.environment_actor import (
     EnvironmentWorker,
-    JudgesBehindHttp,
     PlacedEnvironmentSet,
     PlacedJudge,
     start_judge,
 )
 from nemotron_steps.engine.placement.generator_group import GeneratorSettings, RayGenerator
-from nemotron_steps.engine.placement.parts import Parts, Wanted
-from nemotron_steps.engine.placement.policy_group import RayPolicy
-from nemotron_steps.engine.placement.teacher_group import PlacedTeachers
+from nemotron_steps.engine.placement.policy_group import PlacedTeachers, RayPolicy
+from nemotron_steps.engine.placement.run import Parts, SamplingParts, SamplingWanted, Wanted
 from nemotron_steps.engine.setup.backends import build_judge
 from nemotron_steps.engine.workers.workers import Worker, places, start_workers, stop_workers
+from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.architecture import Architecture
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 _SHARED_BY_JUDGES = 0.2
 """Of a generator's GPU, as Ray counts; memory is bounded by the backends themselves."""
@@ -65,22 +62,37 @@ class DevicePlan:
 
     @classmethod
     def of(cls, config: RlConfig, judges: Mapping[str, VllmModelConfig]) -> DevicePlan:
-        """The plan for `cluster.*`, `policy.generation` and local judges."""
-        local = tuple(JudgeLayout(role, judge.tensor_parallel_size, judge.replicas) for role, judge in judges.items())
-        sizes = replace(parallel_config_of(config), judges=local)
+        """The plan for `cluster.*`, `policy.generation` and the judges that are loaded here."""
+        sizes = replace(parallel_config_of(config), judges=_local(judges))
         raise_if_violated([*device_violations(sizes)])
-        copies = judge_copies(sizes, local)
-        alone = [judge.width for judge in local for _ in range(copies[judge.role])]
         return cls(
             policy=sizes.ranks,
             generators=sizes.generating // sizes.generator_width,
             colocated=sizes.colocated,
-            judges=copies,
-            judge_devices=tuple(alone) if sizes.gpus_per_node and sizes.judge_nodes else (),
-            gpus=sizes.gpus_per_node > 0,
             width=sizes.generator_width,
             teachers={teacher.name: teacher.ranks(sizes.gpus_per_node) for teacher in sizes.teachers},
+            **_for_judges(sizes),
         )
+
+    @classmethod
+    def of_sampling(
+        cls, cluster: ClusterConfig, config: GenerationConfig, judge_nodes: int, judges: Mapping[str, VllmModelConfig]
+    ) -> DevicePlan:
+        """The plan of generators without a policy."""
+        width, gpus = config.devices_per_generator, cluster.gpus_per_node
+        generators = (gpus // width) * (cluster.num_nodes - judge_nodes) if gpus else cluster.policy_workers or 1
+        if generators < 1:
+            raise ConfigError(
+                "no generator has its GPUs",
+                where="cluster",
+                expected=f"{width} GPUs of one node, beside those kept for judges",
+                found=f"{cluster.num_nodes} nodes of {gpus} GPUs, {judge_nodes} of them for judges",
+                hints=(f"cluster.num_nodes={judge_nodes + 1} cluster.gpus_per_node={max(width, gpus)}",),
+            )
+        sizes = ParallelConfig(
+            nodes=cluster.num_nodes, gpus_per_node=gpus, judge_nodes=judge_nodes, judges=_local(judges)
+        )
+        return cls(policy=0, generators=generators, colocated=False, width=width, **_for_judges(sizes))
 
     @property
     def by_name(self) -> bool:
@@ -122,18 +134,25 @@ class DevicePlan:
         return number if self.colocated else self.policy + number
 
 
-def chosen_judges(
-    gym: NemoGymConfig, roles: Collection[str]
-) -> tuple[dict[str, VllmModelConfig], dict[str, VllmModelConfig]]:
-    """The configured judges among `roles`, and those of them that are loaded here."""
-    chosen = {role: judge for role in sorted(roles) if (judge := gym.judge(role)) is not None}
-    return chosen, {role: judge for role, judge in chosen.items() if judge.backend != "http"}
+def _local(judges: Mapping[str, VllmModelConfig]) -> tuple[JudgeLayout, ...]:
+    return tuple(
+        JudgeLayout(role, judge.tensor_parallel_size, judge.replicas)
+        for role, judge in judges.items()
+        if judge.backend != "http"
+    )
+
+
+def _for_judges(sizes: ParallelConfig) -> dict[str, Any]:
+    copies = judge_copies(sizes, sizes.judges)
+    alone = [judge.width for judge in sizes.judges for _ in range(copies[judge.role])]
+    apart = sizes.gpus_per_node and sizes.judge_nodes
+    return {"judges": copies, "judge_devices": tuple(alone) if apart else (), "gpus": sizes.gpus_per_node > 0}
 
 
 def place(config: RlConfig, wanted: Wanted) -> Parts:
     """Start and load everything."""
-    chosen, local = chosen_judges(config.env.nemo_gym, wanted.judges)
-    plan = DevicePlan.of(config, local)
+    chosen = chosen_judges(config.env.nemo_gym, wanted.judges)
+    plan = DevicePlan.of(config, chosen)
     with ExitStack() as resources:
         processes = plan.policy + plan.generators * plan.width + sum(plan.teachers.values())
         cluster = RayCluster(config.cluster, workers=processes)
@@ -162,14 +181,7 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
         resources.callback(generator.close)
         generator.update_weights(policy.weights(), 0)
         judges, environments = place_graders(
-            config.env.nemo_gym,
-            chosen,
-            plan,
-            cluster,
-            generator.workers,
-            resources,
-            seed=config.grpo.seed,
-            only=config.env.only_environment,
+            config.env, chosen, plan, cluster, generator.workers, resources, seed=config.grpo.seed
         )
         workers = [*policy.workers, *generator.workers, environments.worker]
         workers += [worker for judge in judges.values() for worker in judge.workers]
@@ -178,7 +190,7 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
             policy,
             generator,
             AsyncSampler(generator, name="policy"),
-            [*judges.values(), JudgesBehindHttp(environments)],
+            [*judges.values(), environments],
             environments,
             resources.pop_all(),
             {"backend": "ray", "workers": places(workers), "weight_sync": generator.transports},
@@ -242,7 +254,7 @@ def judge_options(plan: DevicePlan, cluster: RayCluster, generators: Sequence[Wo
 
 
 def place_graders(
-    gym: NemoGymConfig,
+    env: EnvConfig,
     chosen: Mapping[str, VllmModelConfig],
     plan: DevicePlan,
     cluster: RayCluster,
@@ -250,26 +262,48 @@ def place_graders(
     resources: ExitStack,
     *,
     seed: int,
-    only: str | None,
 ) -> tuple[dict[str, PlacedJudge], PlacedEnvironmentSet]:
     """The judges that are loaded here, by role, and the environments in an actor beside the driver."""
     placed: dict[str, PlacedJudge] = {}
-    options = iter(judge_options(plan, cluster, generators))
+    of_judges = iter(judge_options(plan, cluster, generators))
     for role, copies in plan.judges.items():
-        placed[role] = start_judge(role, chosen[role], [*islice(options, copies)], seed=seed)
+        placed[role] = start_judge(role, chosen[role], [*islice(of_judges, copies)], seed=seed)
         resources.callback(stop_workers, placed[role].workers)
-    travelling: dict[str, PlacedJudge | partial[Judge]] = {
-        role: placed[role] if role in placed else partial(build_judge, role, judge, defer_to=None, seed=seed)
+    served = {
+        role: partial(build_judge, role, judge, defer_to=None, seed=seed)
         for role, judge in chosen.items()
+        if role not in placed
     }
-    here: dict[str, Judge] = {
-        role: judge() if isinstance(judge, partial) else judge for role, judge in travelling.items()
-    }
+    here = placed | {role: judge() for role, judge in served.items()}
+    options = [cluster.beside_driver()]
+    workers = start_workers(EnvironmentWorker, ["environments"], options, [placed | served], device=False)
+    resources.callback(stop_workers, workers)
+    return placed, PlacedEnvironmentSet(env.nemo_gym.environments, here, *workers, only=env.only_environment)
 
-    def start() -> Worker:
-        options = [cluster.beside_driver()]
-        return start_workers(EnvironmentWorker, ["environments"], options, [travelling], device=False)[0]
 
-    environments = PlacedEnvironmentSet(gym.environments, here, start(), start, only=only)
-    resources.callback(environments.stop)
-    return placed, environments
+def chosen_judges(gym: NemoGymConfig, roles: Collection[str]) -> dict[str, VllmModelConfig]:
+    """The configured judges among `roles`."""
+    return {role: judge for role in sorted(roles) if (judge := gym.judge(role)) is not None}
+
+
+def place_sampling(config: ClusterConfig, wanted: SamplingWanted) -> SamplingParts:
+    """Start and load a generator without a policy, and who grades what it samples."""
+    gym = wanted.env.nemo_gym
+    chosen = chosen_judges(gym, wanted.judges)
+    plan = DevicePlan.of_sampling(config, wanted.generation, gym.num_gpu_nodes, chosen)
+    settings = GeneratorSettings(
+        wanted.hf_folder, wanted.generation, wanted.max_total_length, wanted.precision, asynchronous=None
+    )
+    with ExitStack() as resources:
+        cluster = RayCluster(config, workers=plan.generators * plan.width)
+        resources.callback(cluster.close)
+        cluster.reserve(plan.bundles)
+        generator = RayGenerator(settings, generator_options(plan, cluster, []))
+        resources.callback(generator.close)
+        generator.load()
+        judges, environments = place_graders(
+            wanted.env, chosen, plan, cluster, generator.workers, resources, seed=wanted.seed
+        )
+        workers = [*generator.workers, environments.worker, *(w for judge in judges.values() for w in judge.workers)]
+        where = {"backend": "ray", "workers": places(workers)}
+        return SamplingParts(AsyncSampler(generator, name="policy"), environments, resources.pop_all(), where)

@@ -1,11 +1,11 @@
-"""A `Policy` whose ranks live in actors: every method runs on all of them, rank 0 answers."""
-
-# ruff: noqa: D102  Policy says what each method does
+"""A `Policy` whose ranks live in actors: every method runs on all of them, rank 0 answers; and teachers with ranks of
+their own, each a world with its own layout, all scoring at the same time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,21 @@ import torch
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.types import Policy, Teachers, TrainBatch
-from nemotron_steps.engine.weight_sync.transfer import AdapterTransfer, WeightTransfer
-from nemotron_steps.engine.workers.rendezvous import join_store
-from nemotron_steps.engine.workers.workers import RankGroup, RankWorker, Worker, settle
+from nemotron_steps.engine.weight_sync.transfer import WeightTransfer
+from nemotron_steps.engine.workers.workers import RankGroup, RankWorker, Worker, join_store, settle
 from nemotron_steps.errors import StorageError
 
 if TYPE_CHECKING:
-    from nemotron_steps.engine.placement.parts import WantedTeachers
-    from nemotron_steps.engine.weight_sync.endpoints import SendingEndpoint
+    from nemotron_steps.config.schema.opd import TeacherResourceConfig
+    from nemotron_steps.config.schema.policy import PolicyConfig
+    from nemotron_steps.engine.placement.run import WantedTeachers
+    from nemotron_steps.engine.policy.megatron import MegatronPolicy
+    from nemotron_steps.engine.types import TrainBatch
+    from nemotron_steps.engine.weight_sync.transfer import StreamSender
+
+
+# ruff: noqa: D102  Policy says what each method does
+
 
 Arrays = Mapping[str, npt.NDArray[Any] | None]
 
@@ -37,7 +44,6 @@ SCORES = (
     "teacher_number",
 )
 """Of a batch, what teachers add to it."""
-WHOLE = "whole"
 FILES = "files"
 """Concurrency group in which snapshots are written while training goes on."""
 
@@ -49,18 +55,17 @@ class PolicyWorker(RankWorker):
     _policy: Policy
     _teachers: Teachers
 
-    def __init__(self) -> None:
-        self._sending: dict[str, SendingEndpoint] = {}
+    _sender: StreamSender | None = None
 
     def build(self, config: PolicyConfig, checkpoint: Path, loss_fn: Loss, reference: bool, total_steps: int) -> None:
         """Load this rank's part of the model; arguments as setup.policy_backends' build_policy."""
-        from nemotron_steps.engine.setup.policy_backends import build_policy
+        from nemotron_steps.engine.setup.backends import build_policy
 
         self._policy = build_policy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
 
     def build_teachers(self, wanted: WantedTeachers) -> None:
         """Load this rank's part of the teachers."""
-        from nemotron_steps.engine.setup.policy_backends import build_teachers
+        from nemotron_steps.engine.setup.backends import build_teachers
 
         self._teachers = build_teachers(self._policy, wanted.checkpoints, topk=wanted.topk, offload=wanted.offload)
 
@@ -94,36 +99,27 @@ class PolicyWorker(RankWorker):
         weights = self._policy.weights()
         return self._answer([(name, tensor.cpu().clone()) for name, tensor in weights if self._rank == 0])
 
-    def open_sender(
-        self, channel: str, transport: str, ipc: Sequence[str] = (), broadcast: Sequence[str] = (), part: str = WHOLE
-    ) -> Any:
-        """See SendingEndpoint.open. `part`: of weights of which adapters alone change, an AdaptedWeights attribute."""
-        from nemotron_steps.engine.weight_sync.endpoints import SendingEndpoint
+    def open_sender(self, channel: str, ipc: Sequence[str], broadcast: Sequence[str]) -> Any:
+        """Get ready to send; returns what the receivers need, None from a rank that only takes part."""
+        from nemotron_steps.engine.policy.distributed import parallel_dims
+        from nemotron_steps.engine.weight_sync.transfer import StreamSender, WeightPlan
 
+        plan = WeightPlan.of(self._policy.weights())
+        self._sender = None
+        if not ipc and not broadcast:
+            return None
         # A connection of its own: waiting on a shared one would block torch's own use of it.
-        self._sending[channel] = SendingEndpoint(
-            channel, lambda: self._weights(part), self._rank, lambda: join_store(*self._address)
-        )
-        return self._sending[channel].open(transport, ipc, broadcast)
+        store, name = join_store(*self._address), f"{channel}/rank {self._rank}"
+        self._sender = StreamSender(plan, store, name, ipc=ipc, broadcast=broadcast, device=parallel_dims.device())
+        return self._sender.offer()
 
-    def adapts_whole_modules(self) -> bool:
-        """See AdaptedWeights.whole_modules."""
-        from nemotron_steps.engine.policy.lora import AdaptedWeights
-
-        weights = self._policy.weights()
-        return isinstance(weights, AdaptedWeights) and weights.whole_modules
-
-    def _weights(self, part: str) -> Any:
-        weights = self._policy.weights()
-        return iter(weights) if part == WHOLE else getattr(weights, part)()
-
-    def hide_segment(self, channel: str) -> None:
-        """See SendingEndpoint.hide_segment."""
-        self._sending[channel].hide_segment()
-
-    def send_weights(self, channel: str) -> None:
-        """See SendingEndpoint.send."""
-        self._sending[channel].send()
+    def send_weights(self) -> None:
+        """One transfer; reading weights is collective, so every rank does to the end, whether it sends or not."""
+        if self._sender is not None:
+            self._sender.send(iter(self._policy.weights()))
+            return
+        for _ in self._policy.weights():
+            pass
 
 
 @contextmanager
@@ -174,13 +170,11 @@ class RayPolicy(RankGroup):
 
     def __init__(self, options: Sequence[Mapping[str, Any]], *, local: bool) -> None:
         super().__init__("policy", PolicyWorker, options, local=local)
-        self._adapted = False
 
     def build(
         self, config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, reference: bool, total_steps: int
     ) -> None:
         """Load the model on every rank; arguments as setup.policy_backends' build_policy."""
-        self._adapted = config.adapters.enabled
         self.everywhere("build", config, checkpoint, loss_fn, reference, total_steps)
 
     def build_teachers(self, wanted: WantedTeachers) -> Teachers:
@@ -209,16 +203,9 @@ class RayPolicy(RankGroup):
         """See Policy. Nothing moves until a generator or an iteration asks for it."""
         return PlacedWeights(self)
 
-    def transfer_to(
-        self, receivers: Sequence[Worker], processes: int = 1, *, forgets: bool = False, loads_modules: bool = False
-    ) -> WeightTransfer | AdapterTransfer:
+    def transfer_to(self, receivers: Sequence[Worker], processes: int = 1) -> WeightTransfer:
         """Open the transports from the ranks to generation workers, or to the processes that each of them runs."""
-        alone = self._adapted and not forgets
-        if alone and loads_modules:
-            alone = self.everywhere("adapts_whole_modules")
-        return (AdapterTransfer if alone else WeightTransfer)(
-            self.workers, receivers, self.address, processes=processes
-        )
+        return WeightTransfer(self.workers, receivers, self.address, processes=processes)
 
     def save_checkpoint(self, path: str) -> None:
         self.everywhere("files", "save_checkpoint", path)
@@ -244,3 +231,85 @@ class RayPolicy(RankGroup):
         import ray
 
         return self.everywhere("ask", method, ray.put(arrays_of(batch)))
+
+
+class TeacherWorker(RankWorker):
+    """One rank of a teacher. Methods are called on all ranks in the same order."""
+
+    _teacher: MegatronPolicy
+
+    def build(self, config: PolicyConfig, name: str, checkpoint: Path, vocab_size: int) -> None:
+        """Load this rank's part; arguments as `frozen_teacher`'s."""
+        from nemotron_steps.engine.policy.teachers import frozen_teacher
+
+        self._teacher = frozen_teacher(config, name, checkpoint, vocab_size)
+
+    def heaviest_tokens(self, arrays: Arrays, k: int) -> Any:
+        """See engine.policy.teachers; rank 0 answers."""
+        from nemotron_steps.engine.policy.teachers import topk_tokens
+
+        return self._answer([found.numpy() for found in topk_tokens(self._teacher, batch_of(arrays), k)])
+
+
+class PlacedTeachers:
+    """The `Teachers` of a run, each with ranks of its own."""
+
+    def __init__(
+        self, options: Mapping[str, Sequence[Mapping[str, Any]]], topk: int, vocab_size: int, *, local: bool
+    ) -> None:
+        self._topk, self._vocab_size = min(topk, vocab_size), vocab_size
+        self._groups: dict[str, RankGroup] = {}
+        with ExitStack() as started:
+            for name, own in options.items():
+                self._groups[name] = RankGroup(f"teacher {name}", TeacherWorker, own, local=local)
+                started.callback(self._groups[name].close)
+            self._started = started.pop_all()
+        self.workers = [worker for group in self._groups.values() for worker in group.workers]
+
+    def build(self, configs: Mapping[str, PolicyConfig], checkpoints: Mapping[str, Path]) -> None:
+        """Load all of them at once; arguments by teacher, as `frozen_teacher`'s."""
+        calls: dict[Any, Worker] = {}
+        for name, group in self._groups.items():
+            calls |= group.calls("build", configs[name], name, checkpoints[name], self._vocab_size)
+        settle(calls)
+
+    def score(self, batch: TrainBatch, names: Sequence[str | None]) -> TrainBatch:
+        """See Teachers."""
+        import ray
+        import torch
+
+        from nemotron_steps.engine.policy.teachers import rows_of
+
+        shape = batch.input_ids.shape
+        logprobs, heaviest = torch.zeros(shape), torch.zeros(*shape, self._topk)
+        tokens = torch.zeros(*shape, self._topk, dtype=torch.int32)
+        asked: list[list[int]] = []
+        calls: dict[Any, Worker] = {}
+        for name, group in self._groups.items():
+            rows, own = rows_of(name, batch, names)
+            if rows:
+                asked.append(rows)
+                calls |= group.calls("heaviest_tokens", ray.put(arrays_of(own)), self._topk)
+        answers = [answer for answer in settle(calls) if answer is not None]  # rank 0's, of each that was asked
+        for rows, found in zip(asked, answers, strict=True):
+            own_results = (torch.from_numpy(np.array(each)) for each in found)
+            logprobs[rows], heaviest[rows], tokens[rows] = own_results
+        return replace(batch, teacher_logprobs=logprobs, teacher_topk_logprobs=heaviest, teacher_topk_indices=tokens)
+
+    def close(self) -> None:
+        """End the ranks."""
+        self._started.close()
+
+
+def teacher_config(config: PolicyConfig, own: TeacherResourceConfig) -> PolicyConfig:
+    """A policy's config with the layout, precision and micro-batches of a teacher."""
+    sizes = (f"{axis}_parallel_size" for axis in ("tensor_model", "pipeline_model", "context", "expert_model"))
+    layout = {name: getattr(own, name) for name in (*sizes, "sequence_parallel")}
+    changes: dict[str, Any] = {"megatron_cfg": config.megatron_cfg.model_copy(update=layout)}
+    if own.precision is not None:
+        changes["precision"] = own.precision
+    if own.micro_batch_size is not None:
+        changes["logprob_batch_size"] = own.micro_batch_size
+        for name in ("sequence_packing", "dynamic_batching"):  # whose budgets then follow from the rows
+            changes[name] = getattr(config, name).model_copy(update={"logprob_mb_tokens": None})
+    return config.model_copy(update=changes)

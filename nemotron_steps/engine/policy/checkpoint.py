@@ -48,16 +48,10 @@ class PolicySnapshot:
         folder = Path(path)
 
         def beside() -> None:
-            write_model_files(self.source, folder, carries=self.carries)
+            copy_model_files(self.source, folder / "hf", carries=self.carries)
             (folder / STATE_FILE).write_text(json.dumps(self.position), encoding="utf-8")
 
         self.tensors.write(folder / WEIGHTS, beside)
-
-
-def write_model_files(source: Path, folder: Path, *, carries: bool = True) -> None:
-    """Config and tokenizer of `source` as `folder`/hf, and the tensors that it carries."""
-    (folder / "hf").mkdir(parents=True, exist_ok=True)
-    copy_model_files(source, folder / "hf", carries=carries)
 
 
 def written_by_rank_0(write: Callable[..., object], *streams: Iterable[Any]) -> None:
@@ -153,22 +147,23 @@ _MODEL = "model"
 
 def save_model(shards: ModelShards, source: Path, folder: Path) -> None:
     """Weights, adapters added, and config and tokenizer from `source`. Collective."""
-    written_by_rank_0(partial(write_model_files, source, folder, carries=not shards.architecture.trains_mtp))
+    carries = not shards.architecture.trains_mtp
+    written_by_rank_0(partial(copy_model_files, source, folder / "hf", carries=carries))
     save_sharded({_MODEL: shards.sharded_state(shards.current, of=shards.parameters)}, folder / WEIGHTS)
 
 
 def load_model(shards: ModelShards, folder: Path) -> None:
     """Weights alone, from a Megatron checkpoint written in any layout. Collective."""
     stored = stored_tensors(folder / WEIGHTS, shards.architecture)
-    state = {_MODEL: shards.sharded_state(lambda _, tensor: tensor, of=shards.parameters)}
+    state = shards.sharded_state(lambda _, tensor: tensor, of=shards.parameters)
     for parameter in shards.parameters:
-        tensors = state[_MODEL].get(parameter.name)
+        tensors = state.get(parameter.name)
         if parameter.optional and tensors is not None and tensors[0].key not in stored:
-            del state[_MODEL][parameter.name]
+            del state[parameter.name]
     ahead = [parameter for parameter in shards.parameters if of_mtp(parameter, shards.architecture)]
     if ahead and sharded_key(ahead[0], shards.architecture) not in stored:
         for parameter in ahead:
-            state[_MODEL].pop(parameter.name, None)
+            state.pop(parameter.name, None)
         if not (folder / "hf" / CARRIED).is_file():
             raise ArtifactError(
                 "the checkpoint has no block of multi-token prediction, though its config.json says so",
@@ -178,42 +173,31 @@ def load_model(shards: ModelShards, folder: Path) -> None:
                 hints=("policy.megatron_cfg.mtp_num_layers=0",),
             )
         shards.load(to_megatron(WeightReader(folder / "hf"), shards.architecture, mtp_alone=True))
-    loaded = load_sharded(state, folder / WEIGHTS)
+    loaded = load_sharded({_MODEL: state}, folder / WEIGHTS)
     shards.copy_loaded(loaded[_MODEL], lambda _, tensor: tensor)
 
 
 def snapshot(shards: ModelShards, optimizer: FlatAdamW, source: Path, *, copy: bool) -> PolicySnapshot:
     """Everything needed to go on training; with `copy` in host memory. Collective."""
-    state = {**_model_state(shards), **_optimizer_state(shards, optimizer.whole_state())}
-    carries = not shards.architecture.trains_mtp
-    return PolicySnapshot(stage_sharded(state, copy=copy), position(optimizer.steps, _layout(shards)), source, carries)
+    staged = stage_sharded(_state(shards, optimizer.whole_state()), copy=copy)
+    place = position(optimizer.steps, shards.groups.sizes)
+    return PolicySnapshot(staged, place, source, carries=not shards.architecture.trains_mtp)
 
 
 def load(shards: ModelShards, optimizer: FlatAdamW, folder: Path) -> None:
     """Restore what a snapshot wrote, whatever layout it was written in. Collective."""
-    with restored_position(folder, _layout(shards)) as steps:
+    with restored_position(folder, shards.groups.sizes) as steps:
         whole = optimizer.whole_state()
-        loaded = load_sharded({**_model_state(shards), **_optimizer_state(shards, whole)}, folder / WEIGHTS)
+        loaded = load_sharded(_state(shards, whole), folder / WEIGHTS)
         shards.copy_loaded(loaded[_MODEL], lambda _, tensor: tensor)
         for name, tensors in whole.items():
             shards.copy_loaded(loaded[f"optimizer.{name}"], lambda parameter, _, own=tensors: own[parameter])  # type: ignore[misc]
         optimizer.load_whole_state(whole, steps)
 
 
-def _layout(shards: ModelShards) -> tuple[int, ...]:
-    groups = shards.groups
-    return groups.tensor_size, groups.stages, groups.context_size
-
-
-def _model_state(shards: ModelShards) -> dict[str, Any]:
-    return {_MODEL: shards.sharded_state(lambda _, tensor: tensor)}
-
-
-def _optimizer_state(shards: ModelShards, whole: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
-    return {
-        f"optimizer.{name}": shards.sharded_state(
-            lambda parameter, _, own=tensors: own.get(parameter),  # type: ignore[misc]
-            prefix=f"optimizer.{name}.",
-        )
-        for name, tensors in whole.items()
-    }
+def _state(shards: ModelShards, whole: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
+    state = {_MODEL: shards.sharded_state(lambda _, tensor: tensor)}
+    for name, tensors in whole.items():
+        key = f"optimizer.{name}"
+        state[key] = shards.sharded_state(lambda parameter, _, own=tensors: own.get(parameter), f"{key}.")  # type: ignore[misc]
+    return state

@@ -1,13 +1,10 @@
-"""The policy on a plain Hugging Face model: FSDP2 over data-parallel ranks, DTensor tensor parallelism.
-
-For any causal LM that transformers knows. Float32 master weights; under `precision: bfloat16` FSDP2 computes in
-bfloat16 and reduces gradients in float32. A hybrid's float32 parameters (A_log, D, dt_bias) are whole on every rank.
-"""
+"""The policy on a plain Hugging Face model: FSDP2 over data-parallel ranks, DTensor tensor parallelism. For any causal
+LM that transformers knows. Float32 master weights; under `precision: bfloat16` FSDP2 computes in bfloat16 and reduces
+gradients in float32. A hybrid's float32 parameters (A_log, D, dt_bias) are whole on every rank."""
 
 import math
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,20 +32,20 @@ from nemotron_steps.engine.policy.checkpoint import (
     PolicySnapshot,
     position,
     restored_position,
-    write_model_files,
     written_by_rank_0,
 )
+from nemotron_steps.engine.policy.distributed.parallel_dims import device
 from nemotron_steps.engine.policy.hf_model import LogprobModel, checkpoint_tensors, load_hf_model, tensor_parallel
-from nemotron_steps.engine.policy.lora import AdaptedWeights, HfAdapters
+from nemotron_steps.engine.policy.lora import HfAdapters
 from nemotron_steps.engine.policy.micro_batches import on_device, plan_micro_batches, row_use
-from nemotron_steps.engine.policy.optimizer import TorchLearningRate, refuse_non_finite
+from nemotron_steps.engine.policy.optimizer import MOMENTS, TorchLearningRate, refuse_non_finite
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError, EngineError, UnsupportedError
-from nemotron_steps.models.adapters import AdapterBase, low_rank_sum, save_adapter, whole_modules
+from nemotron_steps.models.adapters import low_rank_sum, save_adapter
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.distributed_checkpoint import load_tensors, stage_tensors
-from nemotron_steps.models.huggingface import save_hf_checkpoint
+from nemotron_steps.models.huggingface import copy_model_files, save_hf_checkpoint
 from nemotron_steps.models.mapping import EXACT, to_megatron
 from nemotron_steps.models.megatron_checkpoint import (
     WEIGHTS,
@@ -57,8 +54,6 @@ from nemotron_steps.models.megatron_checkpoint import (
     save_megatron_weights,
 )
 from nemotron_steps.models.megatron_core import ensure_process_group
-
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class DTensorPolicy:
@@ -78,15 +73,18 @@ class DTensorPolicy:
         self.source_folder = hf_folder(checkpoint_path)
         ensure_process_group()
         torch.manual_seed(seed)
-        self.device = (
-            torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        )
+        self.device = device()
         self.mesh = _mesh(config.dtensor_cfg.tensor_parallel_size, self.device)
         self.data_group = self.mesh.get_group("data")
         self.data_rank, self.data_size = self.mesh.get_local_rank("data"), dist.get_world_size(self.data_group)
         self.dtype: torch.dtype = getattr(torch, config.precision)
-        with _as_hf(Path(checkpoint_path)) as folder:
-            hf = load_hf_model(folder, activation_checkpointing=config.dtensor_cfg.activation_checkpointing)
+        recompute = config.dtensor_cfg.activation_checkpointing
+        if is_megatron_checkpoint(checkpoint_path):
+            with tempfile.TemporaryDirectory() as temporary:
+                convert_megatron_to_hf(checkpoint_path, temporary)
+                hf = load_hf_model(Path(temporary), activation_checkpointing=recompute)
+        else:
+            hf = load_hf_model(Path(checkpoint_path), activation_checkpointing=recompute)
         self._rope = rope_type(hf.config.get_text_config().to_dict())
         longest = max(config.max_total_sequence_length, getattr(config, "max_total_sequence_length_end", None) or 0)
         self._check_width(longest + -longest % config.make_sequence_length_divisible_by)
@@ -105,8 +103,6 @@ class DTensorPolicy:
         if reference:
             frozen = self._adapters is not None
             self._reference = [] if frozen else [_local(p).to("cpu", copy=True) for p in self.parameters]
-
-    # ------------------------------------------------------------------------------------------------ logprobs
 
     @torch.no_grad()
     def logprobs(self, batch: TrainBatch) -> Tensor:
@@ -134,8 +130,6 @@ class DTensorPolicy:
             return self.logprobs(batch)
         finally:
             self._assign(live)
-
-    # ------------------------------------------------------------------------------------------------ training
 
     def train_step(self, batch: TrainBatch) -> dict[str, float]:
         """One optimizer step over the global batch."""
@@ -190,50 +184,36 @@ class DTensorPolicy:
 
     # ------------------------------------------------------------------------------------------ weights and files
 
-    def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Hugging Face-named whole tensors as computed with, or `AdaptedWeights`. Collective."""
-        if self._adapters is None:
-            return self._split()
-        return AdaptedWeights(
-            self,
-            whole=self._split,
-            changed=partial(self._split, adapted=True),
-            frozen=partial(self._split, frozen=True),
-            adapters=partial(self._halves, scaled=True),
-            whole_modules=whole_modules(self._adapters.names, dict(self.model.hf.named_parameters())),
-        )
-
-    def _split(self, *, frozen: bool = False, adapted: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """Those weights; `frozen`: without adapters, `adapted`: those alone that have one."""
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Hugging Face-named whole tensors as computed with. Collective."""
         hf, adapters = self.model.hf, self._adapters
         named = dict(hf.named_parameters())
         for name, parameter in named.items():
-            has_one = adapters is not None and name in adapters.names
-            if ".lora_" in name or (adapted and not has_one):
+            if ".lora_" in name:
                 continue
             whole = _whole(parameter)
-            if adapters is not None and has_one and not frozen:
+            if adapters is not None and name in adapters.names:
                 stem = name.removesuffix("weight")
                 linear_in, linear_out = (_whole(named[f"{stem}lora_{letter}.weight"]) for letter in "AB")
                 whole = low_rank_sum(whole, linear_in, linear_out, adapters.scale)
-            dtype = torch.float32 if name.endswith(EXACT) else self.dtype
-            yield from checkpoint_tensors(name, whole.to(dtype), hf.config.model_type)
-        if adapted:
-            return
+            yield from self._named(name, whole)
         # A router's bias is part of the model, but not a parameter.
         saved = hf.state_dict(keep_vars=True).keys()  # detached, tensors of inference mode raise
         for name, buffer in hf.named_buffers():
             if name in saved:
                 yield from checkpoint_tensors(name, buffer, hf.config.model_type)
 
-    def _halves(self, *, scaled: bool) -> Iterator[tuple[str, Tensor]]:
-        """PEFT-named A and B of each projection; `scaled`: B times its scale."""
-        assert self._adapters is not None
+    def _named(self, name: str, whole: Tensor) -> Iterable[tuple[str, Tensor]]:
+        """A parameter as checkpoints have it."""
+        dtype = torch.float32 if name.endswith(EXACT) else self.dtype
+        return checkpoint_tensors(name, whole.to(dtype), self.model.hf.config.model_type)
+
+    def _halves(self) -> Iterator[tuple[str, Tensor]]:
+        """PEFT-named A and B of each projection."""
         for name, parameter in self.model.hf.named_parameters():
             if ".lora_" in name:
-                scale = self._adapters.scale if scaled and ".lora_B." in name else 1.0
                 (named, _), *_ = checkpoint_tensors(name, parameter, self.model.hf.config.model_type)
-                yield f"base_model.model.{named}", _whole(parameter) * scale
+                yield f"base_model.model.{named}", _whole(parameter)
 
     def save_checkpoint(self, path: str) -> None:
         """Weights, optimizer, scheduler position and RNG into a folder. Collective."""
@@ -263,23 +243,17 @@ class DTensorPolicy:
         """The adapters alone, as a folder that PEFT loads. Collective; rank 0 writes. See Policy."""
         if self._adapters is None:
             raise EngineError("no adapters are trained", where=str(path))
-        write = partial(
-            save_adapter,
-            path,
-            config=self.config.dtensor_cfg.lora_cfg,
-            base=AdapterBase(base, digest),
-            every={name for name, _ in self.model.hf.named_parameters() if ".lora_" not in name},
-        )
-        written_by_rank_0(write, self._halves(scaled=False), self._split(frozen=True, adapted=True))
+        config = self.config.dtensor_cfg.lora_cfg
+        every = {name for name, _ in self.model.hf.named_parameters() if ".lora_" not in name}
+        write = partial(save_adapter, path, config=config, every=every, base=base, digest=digest)
+        written_by_rank_0(write, self._halves())
 
     def save_model(self, path: str | Path) -> None:
         """A Megatron checkpoint folder. Collective. UnsupportedError when the family has no Megatron mapping."""
         architecture, folder = Architecture.from_folder(self.source_folder), Path(path)
         whole = dict(self.weights())
         save_megatron_weights(to_megatron(whole, architecture), architecture, folder / WEIGHTS)
-        written_by_rank_0(partial(write_model_files, self.source_folder, folder))
-
-    # ----------------------------------------------------------------------------------------------- internals
+        written_by_rank_0(partial(copy_model_files, self.source_folder, folder / "hf"))
 
     def _shard(self) -> None:
         if self.mesh.size(1) > 1:
@@ -310,15 +284,9 @@ class DTensorPolicy:
                 {"params": [p for p in parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
                 {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
             ]
-            optimizers.append(
-                torch.optim.AdamW(
-                    [group for group in groups if group["params"]],
-                    lr=settings.lr,
-                    betas=settings.betas,
-                    eps=settings.eps,
-                    fused=True,
-                )
-            )
+            groups = [group for group in groups if group["params"]]
+            given = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
+            optimizers.append(torch.optim.AdamW(groups, **given, fused=True))
         return optimizers
 
     def _micro_batches(
@@ -388,14 +356,14 @@ class DTensorPolicy:
                     if not optimizer.state[parameter]:
                         optimizer.state[parameter].update(
                             step=torch.tensor(0.0, device=parameter.device),
-                            **{name: torch.zeros_like(parameter) for name in _MOMENTS},
+                            **{name: torch.zeros_like(parameter) for name in MOMENTS},
                         )
         for name, parameter in self.model.hf.named_parameters():
             if self._adapters is not None and not parameter.requires_grad:
                 continue  # frozen: it is where the policy was started from
             state[name] = parameter.detach()
             for optimizer in self.optimizers:
-                for moment in _MOMENTS:
+                for moment in MOMENTS:
                     if parameter in optimizer.state:
                         state[f"optimizer.{moment}.{name}"] = optimizer.state[parameter][moment]
         return state
@@ -404,17 +372,6 @@ class DTensorPolicy:
         with torch.no_grad():
             for parameter, value in zip(self.parameters, values, strict=True):
                 _local(parameter).copy_(value)
-
-
-@contextmanager
-def _as_hf(folder: Path) -> Iterator[Path]:
-    """The folder itself, or a Megatron checkpoint as a temporary Hugging Face one."""
-    if not is_megatron_checkpoint(folder):
-        yield folder
-        return
-    with tempfile.TemporaryDirectory() as temporary:
-        convert_megatron_to_hf(folder, temporary)
-        yield Path(temporary)
 
 
 def _mesh(tensor: int, device: torch.device) -> DeviceMesh:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemotron_steps.engine.kernels.cpu_layers import feed_forward
+from nemotron_steps.engine.kernels.cpu_layers import feed_forward, runs_natively
 from nemotron_steps.engine.kernels.fused import activation, add_rms_norm, rms_norm
 from nemotron_steps.engine.kernels.linear import linear
 from nemotron_steps.engine.policy.distributed.parallel_dims import device
@@ -58,6 +58,8 @@ class Mlp(torch.nn.Module):
 
     def after_norm(self, hidden: Tensor, norm: RmsNorm, *_: Any) -> Tensor:
         """hidden + MLP of its norm, on one rank, in float32 on CPU."""
+        if not runs_natively(hidden):
+            return hidden + self(norm(hidden))
         up, down = self.linear_fc1.weight, self.linear_fc2.weight
         return feed_forward(hidden, norm.weight, up, down, norm.eps, gated=self.gated)
 

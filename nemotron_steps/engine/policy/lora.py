@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from nemotron_steps.config.schema.peft import LoraConfig, PeftConfig
+from nemotron_steps.config.schema.policy import LoraConfig, PeftConfig
 from nemotron_steps.engine.kernels.linear import linear
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.adapters import AdapterPair, lora_modules
@@ -27,47 +26,6 @@ from nemotron_steps.models.mapping import megatron_shape, shard
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.policy.model import PolicyModel
-
-
-Weights = Iterator[tuple[str, Tensor]]
-
-
-@dataclass(frozen=True)
-class AdaptedWeights:
-    """What `Policy.weights` returns where adapters are trained. Iterated, all weights with adapters added."""
-
-    source: object
-    whole: Callable[[], Weights]
-    changed: Callable[[], Weights]
-    frozen: Callable[[], Weights]
-    adapters: Callable[[], Weights]
-    whole_modules: bool
-
-    def __iter__(self) -> Weights:
-        return self.whole()
-
-    @property
-    def bytes(self) -> int:
-        """Of A and B. Collective."""
-        return sum(tensor.nbytes for _, tensor in self.adapters())
-
-
-@dataclass(frozen=True)
-class ChangedWeights:
-    """Some of a model's weights, for a generator that has the others."""
-
-    weights: Iterable[tuple[str, Tensor]]
-
-    def __iter__(self) -> Weights:
-        return iter(self.weights)
-
-
-def after(weights: object, source: object) -> Iterable[tuple[str, Tensor]]:
-    """What a generator whose frozen weights are of `source` has to load."""
-    if isinstance(weights, AdaptedWeights) and source is weights.source:
-        return ChangedWeights(weights.changed())
-    assert isinstance(weights, Iterable)
-    return weights
 
 
 class LowRank(torch.nn.Module):
@@ -94,7 +52,7 @@ class LowRank(torch.nn.Module):
         """What the linear makes with its adapter: output [T, 1, out] is what it makes without, of states [T, 1, in]."""
         if not self.active:
             return output
-        from megatron.core.tensor_parallel import mappings  # not where generators import AdaptedWeights
+        from megatron.core.tensor_parallel import mappings
 
         if self._first:
             states = _dropped(states, self._dropout)

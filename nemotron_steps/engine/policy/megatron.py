@@ -1,7 +1,5 @@
-"""The policy on megatron-core: one rank's part of the model, trained and queried collectively.
-
-Every rank is given the same global batch, computes its own micro-batches of it, and returns the same result.
-"""
+"""The policy on megatron-core: one rank's part of the model, trained and queried collectively. Every rank is given the
+same global batch, computes its own micro-batches of it, and returns the same result."""
 
 import dataclasses
 import math
@@ -30,20 +28,25 @@ from nemotron_steps.engine.memory_tuning import keep_freed_memory
 from nemotron_steps.engine.policy import checkpoint
 from nemotron_steps.engine.policy.checkpoint import PolicySnapshot
 from nemotron_steps.engine.policy.distributed import parallel_dims as parallel
-from nemotron_steps.engine.policy.distributed.pipeline import Pipeline
 from nemotron_steps.engine.policy.distributed.shards import ModelShards
-from nemotron_steps.engine.policy.logprob import Results, TokenOutputs, linear_logprobs, linear_predictions
+from nemotron_steps.engine.policy.logprob import (
+    Results,
+    TokenOutputs,
+    compared,
+    linear_divergence,
+    linear_logprobs,
+    linear_predictions,
+)
 from nemotron_steps.engine.policy.lora import attach_adapters, without_adapters
 from nemotron_steps.engine.policy.micro_batches import RankWork, plan_micro_batches, row_use, token_multiple
 from nemotron_steps.engine.policy.model import PolicyModel
-from nemotron_steps.engine.policy.moe.router import counting, replay_metrics
+from nemotron_steps.engine.policy.moe import counting, replay_metrics
 from nemotron_steps.engine.policy.multi_token_prediction import PredictionLoss
 from nemotron_steps.engine.policy.optimizer import FlatAdamW, refuse_non_finite
-from nemotron_steps.engine.policy.teacher_logprob import compared, linear_divergence
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.engine.schedules import learning_rate
 from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.models.adapters import AdapterBase, adapter_pairs, save_adapter
+from nemotron_steps.models.adapters import adapter_pairs, save_adapter
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.huggingface import WeightReader, save_hf_checkpoint
 from nemotron_steps.models.mapping import hf_names, to_megatron
@@ -55,13 +58,9 @@ REDUCED_VALUES = 1 << 24
 
 
 class MegatronPolicy:
-    """A trainable megatron-core model.
-
-    Args:
-        reference: keep a frozen copy of the starting weights for `reference_logprobs`; with adapters they are there.
-        total_steps: of the run, for decay styles without `lr_decay_iters`.
-        frozen: it never trains, so it has no gradients and no optimizer: a teacher.
-    """
+    """A trainable megatron-core model. reference: keep a frozen copy of the starting weights for `reference_logprobs`;
+    with adapters they are there; total_steps: of the run, for decay styles without `lr_decay_iters`; frozen: it never
+    trains, so it has no gradients and no optimizer: a teacher."""
 
     def __init__(
         self,
@@ -128,7 +127,7 @@ class MegatronPolicy:
         self._outputs = TokenOutputs(
             self.groups, self.layout.context, config.logprob_chunk_size, self.architecture.vocab_size
         )
-        self._pipeline = Pipeline(self.groups, self.model.dtype, self.device)
+        self._pipeline = parallel.Pipeline(self.groups, self.model.dtype, self.device)
         scheduler = megatron.scheduler
         if scheduler.lr_decay_iters is None and total_steps is not None:
             scheduler = scheduler.model_copy(update={"lr_decay_iters": max(total_steps, scheduler.lr_warmup_iters + 1)})
@@ -140,8 +139,6 @@ class MegatronPolicy:
             copies = (tensor.to("cpu", copy=True) for tensor in self._moving())
             pinned = self.device.type == "cuda"  # which makes the way back faster
             self._reference = [copy.pin_memory() if pinned else copy for copy in copies]
-
-    # ------------------------------------------------------------------------------------------------ logprobs
 
     def logprobs(self, batch: TrainBatch) -> Tensor:
         """float32 [N, T] on CPU: logprobs of the trained tokens, else 0."""
@@ -189,14 +186,9 @@ class MegatronPolicy:
         with starting:
             return self.logprobs(dataclasses.replace(batch, routed_experts=None))
 
-    # ------------------------------------------------------------------------------------------------ training
-
     def train_step(self, batch: TrainBatch) -> dict[str, float]:
         """One optimizer step over the global batch; its metrics, `grad_norm` (before clipping) and `lr`.
-
-        Raises:
-            NonFiniteLossError: the loss or the gradient is NaN or infinite; weights and optimizer are unchanged.
-        """
+        NonFiniteLossError: the loss or the gradient is NaN or infinite; weights and optimizer are unchanged."""
         normalizers = count_normalizers(batch)
         for buffer in self.buffers:
             buffer.start_gradients()
@@ -256,12 +248,8 @@ class MegatronPolicy:
             return metrics
         return {**metrics, **replay_metrics(self.model.routers(), self.groups, self.device)}
 
-    # ------------------------------------------------------------------------------------------ weights and files
-
     def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Hugging Face-named whole tensors that generate, or `AdaptedWeights`. Collective."""
-        if self.model.adapters:
-            return self.shards.adapted_weights()
+        """Hugging Face-named whole tensors that generate, adapters added. Collective."""
         return self.shards.hf_tensors(with_mtp=False)
 
     def save_checkpoint(self, path: str) -> None:
@@ -282,21 +270,14 @@ class MegatronPolicy:
 
     def save_adapter(self, path: str | Path, base: str, digest: str) -> None:
         """The adapters alone, as a folder that PEFT loads. Collective; rank 0 writes. See Policy."""
-        write = partial(
-            save_adapter,
-            path,
-            config=self.config.megatron_cfg.peft,
-            base=AdapterBase(base, digest),
-            every=hf_names(self.architecture),
-        )
-        checkpoint.written_by_rank_0(write, self.shards.adapter_tensors(), self.shards.bases())
+        config, every = self.config.megatron_cfg.peft, hf_names(self.architecture)
+        write = partial(save_adapter, path, config=config, every=every, base=base, digest=digest)
+        checkpoint.written_by_rank_0(write, self.shards.adapter_tensors())
 
     def save_hf(self, path: str | Path) -> None:
         """A Hugging Face checkpoint folder, adapters added. Collective; rank 0 writes."""
         write = partial(save_hf_checkpoint, path, source=self.source_folder)
         checkpoint.written_by_rank_0(write, self.shards.hf_tensors())
-
-    # ----------------------------------------------------------------------------------------------- internals
 
     def _work(self, batch: TrainBatch, rows: Sequence[int], *, train: bool) -> RankWork:
         unit = self.loss_fn.rows_per_unit if train else 1

@@ -11,12 +11,10 @@ import torch
 
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.batching import fixed_micro_batches, round_up, select_rows, token_budget_micro_batches
-from nemotron_steps.engine.kernels.varlen import to_device
 from nemotron_steps.engine.packing import pack
-from nemotron_steps.engine.policy.moe.router import check_routed_experts
-from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout, prompt_content
+from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout, prompt_content, to_device
 from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.errors import ConfigError
+from nemotron_steps.errors import ConfigError, EngineError
 from nemotron_steps.models.architecture import Architecture
 
 
@@ -48,17 +46,12 @@ def plan_micro_batches(
     padded: bool = False,
     ahead: int = 0,
 ) -> list[list[list[int]]]:
-    """Row indices of each micro-batch of each data-parallel rank; every rank plans the whole batch.
-
-    Under a token budget, rollouts that share a prompt stay together as far as it allows, and ranks share less than a
-    budget's worth for each. Rows that were packed ahead of training stay as they were packed. Without a budget of its
-    own, a micro-batch holds as many tokens as its number of longest rows would.
-
-    Args:
-        unit: consecutive rows that the loss reads together (2 for the pairs of DPO).
-        padded: rows are padded to the longest of their micro-batch, which is what the budget must bound.
-        ahead: last tokens of a prompt that are not shared (token_layout.build_layout).
-    """
+    """Row indices of each micro-batch of each data-parallel rank; every rank plans the whole batch. Under a token
+    budget, rollouts that share a prompt stay together as far as it allows, and ranks share less than a budget's worth
+    for each. Rows that were packed ahead of training stay as they were packed. Without a budget of its own, a
+    micro-batch holds as many tokens as its number of longest rows would. unit: consecutive rows that the loss reads
+    together (2 for the pairs of DPO); padded: rows are padded to the longest of their micro-batch, which is what the
+    budget must bound; ahead: last tokens of a prompt that are not shared (token_layout.build_layout)."""
     size = (config.train_micro_batch_size if train else config.logprob_batch_size) * unit
     budgeted = config.sequence_packing if config.sequence_packing.enabled else config.dynamic_batching
     section = "sequence_packing" if config.sequence_packing.enabled else "dynamic_batching"
@@ -169,6 +162,20 @@ def _by_count(rows: Sequence[int], size: int, data_ranks: int, unit: int) -> lis
         own = rows[rank * share : (rank + 1) * share]
         plan.append([[own[position] for position in part] for part in fixed_micro_batches(len(own), size, unit=unit)])
     return plan
+
+
+def check_routed_experts(chosen: torch.Tensor, architecture: Architecture) -> None:
+    """EngineError unless [T, mixtures, k] are k different experts each, or all -1."""
+    shape = (len(architecture.mixtures), architecture.experts_per_token)
+    ordered = chosen.sort(-1).values
+    in_range = (ordered[..., 0] >= 0) & (ordered[..., -1] < architecture.num_experts)
+    right = (ordered == -1).all(-1) | (in_range & (ordered.diff(dim=-1) > 0).all(-1))
+    if chosen.shape[1:] != shape or not right.all():
+        raise EngineError(
+            "the experts to replay are not experts of this model",
+            expected=f"{shape[0]} mixtures of {shape[1]} different experts of {architecture.num_experts}, or -1",
+            found=f"{tuple(chosen.shape)}, wrong for {int((~right).sum())}",
+        )
 
 
 def on_device(batch: TrainBatch, device: torch.device) -> TrainBatch:

@@ -1,8 +1,6 @@
-"""The megatron policy's model, from flat tokens to the last hidden states.
-
-Parameters, names, tensor-parallel linears and sharded checkpoints are megatron-core's; its forward pass takes no
-TokenLayout, and its hybrid model needs mamba_ssm and CUDA.
-"""
+"""The megatron policy's model, from flat tokens to the last hidden states. Parameters, names, tensor-parallel linears
+and sharded checkpoints are megatron-core's; its forward pass takes no TokenLayout, and its hybrid model needs mamba_ssm
+and CUDA."""
 
 import warnings
 from collections.abc import Iterator
@@ -15,12 +13,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from nemotron_steps.config.layout.parallel_config import stage_layers
-from nemotron_steps.engine.policy.attention.attention import FlatSelfAttention
+from nemotron_steps.engine.policy.attention import FlatSelfAttention
 from nemotron_steps.engine.policy.distributed.parallel_dims import ParallelDims, device
 from nemotron_steps.engine.policy.layers import Mlp, RmsNorm
 from nemotron_steps.engine.policy.mamba.mixer import MambaMixer
-from nemotron_steps.engine.policy.moe.moe_layer import MoeLayer
-from nemotron_steps.engine.policy.moe.router import Router, counting
+from nemotron_steps.engine.policy.moe import MoeLayer, Router, counting
 from nemotron_steps.engine.policy.multi_token_prediction import MultiTokenPrediction, PredictionBlock
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.models.adapters import AdapterPair
@@ -41,97 +38,67 @@ from megatron.core.tensor_parallel.mappings import (  # noqa: E402
 )
 from megatron.core.transformer import TransformerConfig  # noqa: E402
 
+PARTS = {
+    "M": ("norm", "mixer"),  # Mamba-2
+    "*": ("input_layernorm", "self_attention"),
+    "-": ("pre_mlp_layernorm", "mlp"),
+    "E": ("pre_mlp_layernorm", "mlp"),  # experts
+}
+"""Letter of a mixer → names of the norm before it and of itself."""
+
 
 class Layer(torch.nn.Module):
-    """A layer of the residual stream; `number` is its place in the whole model, from 1.
-
-    forward takes the stream and what is still to be added to it, [T, 1, hidden] each, and returns both: the last
-    addition is left to the next layer's norm, or made already (None).
-    """
+    """Mixers behind a norm each, one of a hybrid, else attention and then an MLP or experts: a letter for each. forward
+    takes the residual stream and what is still to be added to it, [T, 1, hidden] each, and returns both: the last
+    addition is left to the next layer's norm, or made already (None). `number` counts from 1."""
 
     adapted = False
 
-    def __init__(self, config: Any, number: int) -> None:
+    def __init__(
+        self,
+        config: Any,
+        number: int,
+        kinds: str,
+        architecture: Architecture,
+        layout: ParallelDims,
+        freeze_router: bool,
+    ) -> None:
         super().__init__()
-        self.config, self.layer_number = config, number
+        self.config, self.layer_number, self.kinds = config, number, kinds
+        for kind in kinds:
+            mixer: torch.nn.Module
+            match kind:
+                case "M":
+                    mixer = MambaMixer(config, architecture)
+                case "*":
+                    mixer = FlatSelfAttention(config, number, RmsNorm if architecture.qk_norm else None)
+                case "-":
+                    mixer = Mlp(config, architecture.activation, architecture.ffn_hidden_size)
+                case _:
+                    mixer = MoeLayer(config, architecture, layout, freeze_router)
+            for name, module in zip(PARTS[kind], (_stream_norm(config), mixer), strict=True):
+                self.register_module(name, module)
 
-    def is_fused(self, hidden: Tensor) -> bool:
-        """Whether attention and MLP are one function each with their norm."""
-        alone = self.config.tensor_model_parallel_size == 1
-        return alone and hidden.device.type == "cpu" and hidden.dtype is torch.float32 and not self.adapted
+    def forward(
+        self, hidden: Tensor, added: Tensor | None, layout: TokenLayout, angles: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """See Layer."""
+        # On one rank in float32 on CPU, attention and MLP are one function each with their norm.
+        alone = self.config.tensor_model_parallel_size == 1 and not self.adapted and set(self.kinds) <= {"*", "-"}
+        fused = alone and hidden.device.type == "cpu" and hidden.dtype is torch.float32
+        for kind in self.kinds:
+            norm, mixer = (getattr(self, name) for name in PARTS[kind])
+            if fused:
+                hidden = mixer.after_norm(hidden if added is None else hidden + added, norm, layout, angles)
+                added = None
+            else:
+                hidden, normed = norm.after_adding(hidden, added)
+                added = mixer(normed, layout, angles)
+        return hidden, added
 
 
 def _stream_norm(config: Any) -> RmsNorm:
     return RmsNorm(config, config.hidden_size, config.layernorm_epsilon)
-
-
-class TransformerLayer(Layer):
-    """Attention, then an MLP or experts."""
-
-    def __init__(
-        self, config: Any, number: int, architecture: Architecture, layout: ParallelDims, freeze_router: bool
-    ) -> None:
-        super().__init__(config, number)
-        self.input_layernorm = _stream_norm(config)
-        self.self_attention = FlatSelfAttention(config, number, RmsNorm if architecture.qk_norm else None)
-        self.pre_mlp_layernorm = _stream_norm(config)
-        self.mlp: Mlp | MoeLayer
-        if architecture.is_moe:
-            self.mlp = MoeLayer(config, architecture, layout, freeze_router)
-        else:
-            self.mlp = Mlp(config, architecture.activation, architecture.ffn_hidden_size)
-
-    def forward(
-        self, hidden: Tensor, added: Tensor | None, layout: TokenLayout, angles: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """See Layer."""
-        if isinstance(self.mlp, Mlp) and self.is_fused(hidden):
-            hidden = hidden if added is None else hidden + added
-            hidden = self.self_attention.after_norm(hidden, self.input_layernorm, layout, angles)
-            return self.mlp.after_norm(hidden, self.pre_mlp_layernorm), None
-        hidden, normed = self.input_layernorm.after_adding(hidden, added)
-        hidden, normed = self.pre_mlp_layernorm.after_adding(hidden, self.self_attention(normed, layout, angles))
-        return hidden, self.mlp(normed, layout)
-
-
-class HybridLayer(Layer):
-    """One mixer behind one norm, of the kind that a letter of the pattern names."""
-
-    KINDS = {  # noqa: RUF012
-        "M": ("norm", "mixer"),  # Mamba-2
-        "*": ("input_layernorm", "self_attention"),  # without positions
-        "-": ("pre_mlp_layernorm", "mlp"),
-        "E": ("pre_mlp_layernorm", "mlp"),  # experts
-    }
-
-    def __init__(
-        self, config: Any, number: int, kind: str, architecture: Architecture, layout: ParallelDims, freeze_router: bool
-    ) -> None:
-        super().__init__(config, number)
-        self.kind = kind
-        mixer: torch.nn.Module
-        match kind:
-            case "M":
-                mixer = MambaMixer(config, architecture)
-            case "*":
-                mixer = FlatSelfAttention(config, number, None)
-            case "-":
-                mixer = Mlp(config, architecture.activation, architecture.ffn_hidden_size)
-            case _:
-                mixer = MoeLayer(config, architecture, layout, freeze_router)
-        for name, module in zip(self.KINDS[kind], (_stream_norm(config), mixer), strict=True):
-            self.register_module(name, module)
-
-    def forward(
-        self, hidden: Tensor, added: Tensor | None, layout: TokenLayout, angles: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """See Layer."""
-        norm, mixer = (self._modules[name] for name in self.KINDS[self.kind])
-        assert isinstance(norm, RmsNorm) and mixer is not None
-        if isinstance(mixer, Mlp | FlatSelfAttention) and self.is_fused(hidden):
-            return mixer.after_norm(hidden if added is None else hidden + added, norm, layout, angles), None
-        hidden, normed = norm.after_adding(hidden, added)
-        return hidden, mixer(normed, layout, angles)
 
 
 class PolicyModel(torch.nn.Module):
@@ -181,15 +148,13 @@ class PolicyModel(torch.nn.Module):
                 tp_group=ranks,
             )
         stage = parallel_state.get_pipeline_model_parallel_rank()
-        layers: list[Layer] = []
+        layers = torch.nn.ModuleList()
         for layer in stage_layers(architecture.num_layers, layout.pipeline)[stage]:
-            shared = architecture, layout, self.freeze_router
-            if architecture.is_hybrid:
-                layers.append(HybridLayer(config, layer + 1, architecture.pattern[layer], *shared))
-            else:
-                layers.append(TransformerLayer(config, layer + 1, *shared))
+            plain = "*E" if architecture.is_moe else "*-"
+            kinds = architecture.pattern[layer] if architecture.is_hybrid else plain
+            layers.append(Layer(config, layer + 1, kinds, architecture, layout, self.freeze_router))
         self.decoder: Any = torch.nn.Module()
-        self.decoder.layers = torch.nn.ModuleList(layers)
+        self.decoder.layers = layers
         self._last_norm = "final_norm" if architecture.is_hybrid else "final_layernorm"
         if last:
             self.decoder.register_module(self._last_norm, _stream_norm(config))
@@ -203,9 +168,8 @@ class PolicyModel(torch.nn.Module):
             blocks, number = [], architecture.num_layers
             for _ in range(architecture.mtp_layers):
                 ahead = enumerate(architecture.mtp_pattern, start=number + 1)
-                blocks.append(
-                    PredictionBlock(config, [HybridLayer(config, n, k, architecture, layout, False) for n, k in ahead])
-                )
+                inner = [Layer(config, at, kind, architecture, layout, False) for at, kind in ahead]
+                blocks.append(PredictionBlock(config, inner))
                 number += len(architecture.mtp_pattern)
             self.mtp = MultiTokenPrediction(blocks, detach=detach_mtp)
 

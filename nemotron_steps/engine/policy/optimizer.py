@@ -1,11 +1,9 @@
 """AdamW over flat buffers, each data-parallel rank updating its shard (the distributed optimizer); learning rates.
-
-float32 master weights and moments; precision-aware, they take less room (docs/decisions/optimizer-precision.md).
-"""
+float32 master weights and moments; precision-aware, they take less room (docs/decisions/optimizer-precision.md)."""
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -63,19 +61,18 @@ class FlatAdamW:
 
     def gradient_norms(self) -> list[float]:
         """Of the reduced gradient of each clip group over the whole model. Collective."""
-        return [self._norm(group) for group in self._clip_groups]
-
-    def _norm(self, clip_group: ClipGroup) -> float:
-        total = 0.0
-        for buffers, groups in clip_group:
-            squared = torch.zeros((), dtype=torch.float32, device=self.buffers[0].grads.device)
-            for buffer in buffers:
-                squared += buffer.squared_norm()
-            for group in groups:
-                if dist.get_world_size(group) > 1:
+        norms = []
+        for clip_group in self._clip_groups:
+            total = 0.0
+            for buffers, groups in clip_group:
+                squared = torch.zeros((), dtype=torch.float32, device=self.buffers[0].grads.device)
+                for buffer in buffers:
+                    squared += buffer.squared_norm()
+                for group in groups:
                     dist.all_reduce(squared, group=group)
-            total += float(squared)
-        return math.sqrt(total) if total >= 0 else math.nan
+                total += float(squared)
+            norms.append(math.sqrt(total) if total >= 0 else math.nan)
+        return norms
 
     def step(self, lr: float, scales: Sequence[float]) -> None:
         """One update with the gradients of each clip group times its scale. Collective."""
@@ -187,45 +184,39 @@ def _own_shard(buffer: ParameterBuffer, tensors: dict[str, Tensor]) -> Tensor:
     return whole[buffer.shard]
 
 
-_WHOLE = ("total_iters", "T_max")
-
-
 class TorchLearningRate:
     """The rate of each optimizer step, by `policy.scheduler`; without, a constant."""
 
     def __init__(self, lr: float, entries: Sequence[TorchSchedulerConfig]) -> None:
-        self._lr, self._entries = lr, entries
-        self._begin()
+        self._rates = _rates(lr, entries)
+        self._known: list[float] = []
 
     def at(self, step: int) -> float:
         """The rate of optimizer step `step` (0-based)."""
-        if step < self._step:
-            self._begin()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # SequentialLR calls its parts in a way that torch deprecates
-            while self._step < step:
-                self._optimizer.step()
-                for scheduler in self._schedulers:
-                    scheduler.step()
-                self._step += 1
-        return float(self._optimizer.param_groups[0]["lr"])
-
-    def _begin(self) -> None:
-        self._step = 0
-        self._optimizer = torch.optim.SGD([torch.zeros(1)], lr=self._lr)
-        parts = [_scheduler(entry, self._optimizer) for entry in self._entries if entry.name is not None]
-        milestones = [step for entry in self._entries for step in entry.milestones or ()]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            several = len(parts) > 1
-            self._schedulers = [lr_scheduler.SequentialLR(self._optimizer, parts, milestones)] if several else parts
+        while len(self._known) <= step:
+            self._known.append(next(self._rates))
+        return self._known[step]
 
 
-def _scheduler(entry: TorchSchedulerConfig, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
-    assert entry.name is not None
-    kwargs = {name: int(value) if name in _WHOLE else value for name, value in entry.kwargs.items()}
-    made: lr_scheduler.LRScheduler = getattr(lr_scheduler, entry.name.rpartition(".")[2])(optimizer, **kwargs)
-    return made
+def _rates(lr: float, entries: Sequence[TorchSchedulerConfig]) -> Iterator[float]:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)
+    schedulers: list[lr_scheduler.LRScheduler] = []
+    for entry in entries:
+        if entry.name is None:
+            continue
+        whole = ("total_iters", "T_max")
+        kwargs = {name: int(value) if name in whole else value for name, value in entry.kwargs.items()}
+        schedulers.append(getattr(lr_scheduler, entry.name.rpartition(".")[2])(optimizer, **kwargs))
+    if len(schedulers) > 1:
+        milestones = [step for entry in entries for step in entry.milestones or ()]
+        with warnings.catch_warnings(action="ignore"):
+            schedulers = [lr_scheduler.SequentialLR(optimizer, schedulers, milestones)]
+    while True:
+        yield float(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        with warnings.catch_warnings(action="ignore"):  # SequentialLR calls its parts in a way that torch deprecates
+            for scheduler in schedulers:
+                scheduler.step()
 
 
 def refuse_non_finite(loss: float, norms: Sequence[float], step: int, lr_key: str) -> None:

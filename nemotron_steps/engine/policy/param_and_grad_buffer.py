@@ -1,11 +1,8 @@
-"""One flat buffer for a model's parameters and one for their gradients, on CPU and CUDA alike.
-
-Parameters become views, so that zeroing, reducing, clipping and updating are a handful of calls. Optimizer state may
-lie partly in host memory (SplitTensor), and float32 master weights in the space of bfloat16 (split_float32).
-"""
+"""One flat buffer for a model's parameters and one for their gradients, on CPU and CUDA alike. Parameters become views,
+so that zeroing, reducing, clipping and updating are a handful of calls. Optimizer state may lie partly in host memory
+(SplitTensor), and float32 master weights in the space of bfloat16 (split_float32)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -211,55 +208,19 @@ class SplitTensor:
 def through_device(
     tensors: Mapping[str, SplitTensor], ranges: Sequence[slice], update: Callable[[slice, dict[str, Tensor]], None]
 ) -> None:
-    """Update host parts on the device, piece by piece, while others come and go."""
+    """Update host parts on the device, piece by piece."""
     first = next(iter(tensors.values()))
     kept, device = first.on_device.numel(), first.on_device.device
-    pieces = [
-        slice(start, min(start + PIECE, whole.stop))
-        for whole in ranges
-        for start in range(max(whole.start, kept), whole.stop, PIECE)
-    ]
-    if not pieces:
-        return
-    lanes = [_Lane(tensors, device) for _ in range(min(2, len(pieces)))]
-    for number, piece in enumerate(pieces):
-        lanes[number % len(lanes)].run(piece, kept, update)
-    for lane in lanes:
-        lane.finish()
-
-
-class _Lane:
-    """Room for one piece on the device, with a stream of its own."""
-
-    def __init__(self, tensors: Mapping[str, SplitTensor], device: torch.device) -> None:
-        self._tensors = tensors
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._room = {name: torch.empty(PIECE, dtype=t.dtype, device=device) for name, t in tensors.items()}
-        if self._stream is not None:
-            # The room may be memory that what has been asked of the device until now is still to use.
-            self._stream.wait_stream(torch.cuda.current_stream())
-
-    def run(self, piece: slice, kept: int, update: Callable[[slice, dict[str, Tensor]], None]) -> None:
-        length, host = piece.stop - piece.start, slice(piece.start - kept, piece.stop - kept)
-        here = {name: room[:length] for name, room in self._room.items()}
-        with self._copying():
-            for name, tensor in self._tensors.items():
-                here[name].copy_(tensor.on_host[host], non_blocking=True)
-        if self._stream is not None:
-            torch.cuda.current_stream().wait_stream(self._stream)
-        update(piece, here)
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream())
-        with self._copying():
-            for name, tensor in self._tensors.items():
+    for whole in ranges:
+        for start in range(max(whole.start, kept), whole.stop, PIECE):
+            piece = slice(start, min(start + PIECE, whole.stop))
+            host = slice(piece.start - kept, piece.stop - kept)
+            here = {name: t.on_host[host].to(device, non_blocking=True, copy=True) for name, t in tensors.items()}
+            update(piece, here)
+            for name, tensor in tensors.items():
                 tensor.on_host[host].copy_(here[name], non_blocking=True)
-
-    def finish(self) -> None:
-        if self._stream is not None:
-            self._stream.synchronize()
-
-    def _copying(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+    if device.type == "cuda" and first.on_host.numel():
+        torch.cuda.current_stream(device).synchronize()
 
 
 def split_float32(master: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,19 +11,15 @@ from torch import Tensor
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.batching import select_rows
 from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
+from nemotron_steps.engine.policy.logprob import linear_states, linear_topk
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.policy.teacher_logprob import linear_states, linear_topk
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError
 
 
 class FrozenTeachers:
-    """The `Teachers` of this rank.
-
-    Args:
-        topk: tokens kept of each distribution, 0 for the sampled token's logprob alone; None: whole distributions.
-        offload: keep weights in host memory between turns.
-    """
+    """The `Teachers` of this rank. topk: tokens kept of each distribution, 0 for the sampled token's logprob alone;
+    None: whole distributions; offload: keep weights in host memory between turns."""
 
     def __init__(
         self, policy: MegatronPolicy, checkpoints: Mapping[str, Path], topk: int | None, *, offload: bool

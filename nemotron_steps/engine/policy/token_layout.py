@@ -9,32 +9,41 @@ Only attention and scans need to know which token belongs where:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise, product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from nemotron_steps.engine.kernels.varlen import Range, RowSpans, Spans, size
 from nemotron_steps.engine.types import TrainBatch
 
 if TYPE_CHECKING:
-    from nemotron_steps.engine.policy.mamba.segments import Runs
+    from nemotron_steps.engine.policy.mamba.scan import Runs
 
 Ints = npt.NDArray[np.int64]
+Range = tuple[int, int]
+"""(first, after the last)"""
+Moved = TypeVar("Moved")
+
+
+def size(of: Range) -> int:
+    """How many there are in a range."""
+    return of[1] - of[0]
 
 
 @dataclass
 class Grid:
-    """Rows of flat tokens laid out as [rows, width]."""
+    """Consecutive rows of flat tokens, and how they are laid out as [rows, width]."""
 
     rows: int
     width: int
+    cu_seqlens: Tensor  # int32 [rows + 1], first token of each
     pad: Tensor | None  # int64 [rows · width], token of each cell; None without padding
     unpad: Tensor | None  # int64 [tokens], cell of each
     valid: Tensor | None  # bool [rows, width]
@@ -62,10 +71,8 @@ class Segment(NamedTuple):
 
 
 class VarlenSegments:
-    """The queries in ascending ranges of the flat tokens, and which keys they see.
-
-    The last query of a segment sees all its keys, each one before it one less: a causal mask aligned at its end.
-    """
+    """The queries in ascending ranges of the flat tokens, and which keys they see. The last query of a segment sees all
+    its keys, each one before it one less: a causal mask aligned at its end."""
 
     def __init__(self, rows: Sequence[Row], ranges: Iterable[Range], device: torch.device) -> None:
         self.segments: list[Segment] = []
@@ -83,7 +90,10 @@ class VarlenSegments:
 
 @dataclass
 class TokenLayout:
-    """One micro-batch as flat tokens. T tokens, R trained tokens, n sequences of at most W tokens."""
+    """One micro-batch as flat tokens. T tokens, R trained tokens, n sequences of at most W tokens. Rows are the whole
+    ones, shared prompts first, then suffixes, then padding."""
+
+    ON_CPU = ("first_suffix", "lengths")
 
     token_ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]
@@ -94,23 +104,17 @@ class TokenLayout:
     targets: Tensor  # int64 [R]
     cells: Tensor  # int64 [R], in the flattened [n, W] batch
     shape: tuple[int, int]  # (n, W)
-    spans: RowSpans
+    whole_tokens: int
+    padding: int  # tokens added at the end; they belong to no row
+    first_suffix: Tensor  # int64 [whole rows + 1], on CPU: where each one's suffixes begin
+    lengths: Tensor  # int64 [rows], on CPU
+    rows: Tensor  # int32 [rows, 6]: triton_attention.FIELDS
     carried: tuple[Range, ...] = ()  # flat tokens of further sequences, that need none of their own
     routed_experts: Tensor | None = None  # int16 [T, mixtures, k], -1: none; None: not replayed
     ahead: tuple[Ahead, ...] = ()
     idle: bool = False  # computed again only to keep step with other ranks
     runs: Runs | None = field(default=None, repr=False, init=False)  # what recurrent layers know of it
     _parts: dict[tuple[Range, ...], VarlenSegments] = field(default_factory=dict, repr=False, init=False)
-
-    @property
-    def whole_tokens(self) -> int:
-        """Tokens of the whole rows."""
-        return self.spans.whole_tokens
-
-    @property
-    def padding(self) -> int:
-        """Tokens added at the end; they belong to no row."""
-        return self.spans.padding
 
     @cached_property
     def mask(self) -> Tensor:
@@ -130,8 +134,8 @@ class TokenLayout:
         device, total = self.token_ids.device, self.token_ids.shape[0]
         counts = torch.ones(total, device=device)
         counts[total - self.padding :] = 0
-        rows = self.spans.first_suffix.diff().clamp(min=1).float().to(device)
-        lengths = self.spans.whole.cu_seqlens.diff().long()
+        rows = self.first_suffix.diff().clamp(min=1).float().to(device)
+        lengths = self.whole.cu_seqlens.diff().long()
         counts[: self.whole_tokens] = rows.repeat_interleave(lengths, output_size=self.whole_tokens)
         for first, after in self.carried:
             counts[first:after] += 1
@@ -140,9 +144,9 @@ class TokenLayout:
     def part(self, ranges: tuple[Range, ...]) -> VarlenSegments:
         """The queries in ascending ranges of the T tokens; padding is a sequence of its own."""
         if ranges not in self._parts:
-            bounds = [0, *self.spans.lengths.cumsum(0).tolist()]
+            bounds = [0, *self.lengths.cumsum(0).tolist()]
             own = list(pairwise(bounds))
-            parents = torch.repeat_interleave(self.spans.first_suffix.diff()).tolist()
+            parents = torch.repeat_interleave(self.first_suffix.diff()).tolist()
             rows: list[Row] = [((), row) for row in own[: len(own) - len(parents)]]
             rows += [((own[parent],), row) for parent, row in zip(parents, own[len(rows) :], strict=True)]
             rows.append(((), (bounds[-1], self.token_ids.shape[0])))
@@ -153,13 +157,9 @@ class TokenLayout:
 def build_layout(
     batch: TrainBatch, rows: Sequence[int], *, share_prompts: bool = True, divisible_by: int = 1, ahead: int = 0
 ) -> TokenLayout:
-    """Flatten some rows of a batch, on CPU.
-
-    Args:
-        share_prompts: compute a prompt (what precedes the first trained token) that several rows begin with only once.
-        divisible_by: pad T to a multiple of this.
-        ahead: depths of multi-token prediction; so many last tokens of a shared prompt are each sequence's own.
-    """
+    """Flatten some rows of a batch, on CPU. share_prompts: compute a prompt (what precedes the first trained token)
+    that several rows begin with only once; divisible_by: pad T to a multiple of this; ahead: depths of multi-token
+    prediction; so many last tokens of a shared prompt are each sequence's own."""
     index = np.asarray(rows, dtype=np.int64)
     ids, lengths, trained = _needed(batch, index)
     width = ids.shape[1]
@@ -211,6 +211,8 @@ def build_layout(
     if batch.routed_experts is not None:
         chosen = batch.routed_experts[torch.from_numpy(index[cell_row]), torch.from_numpy(positions)]
         routed = F.pad(chosen, (0, 0, 0, 0, 0, padding), value=-1)
+    first_suffix = np.zeros(len(whole_lengths) + 1, np.int64)
+    np.cumsum(np.bincount(suffix_parents, minlength=len(whole_lengths)), out=first_suffix[1:])
     return TokenLayout(
         token_ids=torch.from_numpy(flat_ids),
         positions=torch.from_numpy(np.pad(positions, (0, padding))),
@@ -221,7 +223,11 @@ def build_layout(
         targets=torch.from_numpy(ids[row_of, column]),
         cells=torch.from_numpy(row_of * width + column),
         shape=(len(index), width),
-        spans=_row_spans(len(parents), whole_lengths, suffix_lengths, suffix_parents, padding),
+        whole_tokens=total_whole,
+        padding=padding,
+        first_suffix=torch.from_numpy(first_suffix),
+        lengths=torch.from_numpy(np.concatenate([whole_lengths, suffix_lengths])),
+        rows=_row_fields(whole_lengths, suffix_lengths, suffix_parents, first_suffix),
         carried=tuple((int(head[row]), int(head[row] + lengths[row])) for row in carrier),
         routed_experts=routed,
         ahead=tuple(depths),
@@ -240,29 +246,16 @@ def _needed(batch: TrainBatch, index: Ints) -> tuple[Ints, Ints, npt.NDArray[np.
     return ids, np.where(trained.any(axis=1), width - 1 - trained[:, ::-1].argmax(axis=1), 1), trained
 
 
-def _row_spans(parents: int, whole_lengths: Ints, suffix_lengths: Ints, suffix_parents: Ints, padding: int) -> RowSpans:
-    """Where rows begin and end, the first `parents` whole ones being shared prompts."""
-    first_suffix = np.zeros(len(whole_lengths) + 1, np.int64)
-    np.cumsum(np.bincount(suffix_parents, minlength=len(whole_lengths)), out=first_suffix[1:])
-    lengths = np.concatenate([whole_lengths, suffix_lengths])
+def _row_fields(whole_lengths: Ints, suffix_lengths: Ints, suffix_parents: Ints, first_suffix: Ints) -> Tensor:
+    """int32 [rows, 6] for our attention kernels."""
+    lengths, wholes = np.concatenate([whole_lengths, suffix_lengths]), len(whole_lengths)
     starts = _starts(lengths)
     rows = np.zeros((len(lengths), 6), np.int32)
     rows[:, 0], rows[:, 1] = starts, lengths
-    rows[len(whole_lengths) :, 2:4] = rows[suffix_parents, :2]
-    bounds = np.append(starts, lengths.sum())[len(whole_lengths) :][first_suffix]
-    rows[: len(whole_lengths), 4], rows[: len(whole_lengths), 5] = bounds[:-1], bounds[1:]
-    return RowSpans(
-        whole=_spans(whole_lengths),
-        prompt=_spans(whole_lengths[:parents]) if parents else None,
-        prompt_tokens=int(whole_lengths[:parents].sum()),
-        suffix=_spans(suffix_lengths) if parents else None,
-        family=_spans(np.bincount(suffix_parents, suffix_lengths)) if parents else None,
-        first_suffix=torch.from_numpy(first_suffix),
-        lengths=torch.from_numpy(lengths),
-        rows=torch.from_numpy(rows),
-        whole_tokens=int(whole_lengths.sum()),
-        padding=padding,
-    )
+    rows[wholes:, 2:4] = rows[suffix_parents, :2]
+    bounds = np.append(starts, lengths.sum())[wholes:][first_suffix]
+    rows[:wholes, 4], rows[:wholes, 5] = bounds[:-1], bounds[1:]
+    return torch.from_numpy(rows)
 
 
 def prompt_content(batch: TrainBatch, row: int, tokens: int) -> bytes:
@@ -274,10 +267,8 @@ def prompt_content(batch: TrainBatch, row: int, tokens: int) -> bytes:
 def _shared_prompts(
     contents: Sequence[bytes], shared: Ints, lengths: Ints, trained: npt.NDArray[np.bool_]
 ) -> tuple[list[int], dict[int, int], dict[int, int]]:
-    """Rows that shared prompts are taken from, rows with a suffix → number of their prompt, rows → their carrier.
-
-    A row whose answer is one token is predicted from the prompt's end, where another row has that prompt.
-    """
+    """Rows that shared prompts are taken from, rows with a suffix → number of their prompt, rows → their carrier. A row
+    whose answer is one token is predicted from the prompt's end, where another row has that prompt."""
     by_prompt: dict[bytes, list[int]] = {}
     for row, content in enumerate(contents):
         if shared[row] > 0 and trained[row].any():
@@ -295,12 +286,6 @@ def _shared_prompts(
     return parents, parent_of, carrier
 
 
-def _spans(lengths: npt.NDArray[Any]) -> Spans:
-    cu_seqlens = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=cu_seqlens[1:], dtype=np.int32)
-    return Spans(torch.from_numpy(cu_seqlens), int(lengths.max()))
-
-
 def _starts(lengths: Ints) -> Ints:
     starts = np.zeros(len(lengths), np.int64)
     np.cumsum(lengths[:-1], out=starts[1:])
@@ -313,10 +298,71 @@ def _ramp(lengths: Ints) -> Ints:
 
 def _grid(lengths: Ints) -> Grid:
     rows, width = len(lengths), int(lengths.max())
+    cu_seqlens = torch.from_numpy(np.append(_starts(lengths), lengths.sum()).astype(np.int32))
     if (lengths == width).all():
-        return Grid(rows, width, None, None, None)
+        return Grid(rows, width, cu_seqlens, None, None, None)
     columns = np.arange(width)
     valid = columns < lengths[:, None]
     pad = _starts(lengths)[:, None] + np.minimum(columns, lengths[:, None] - 1)
-    unpad = np.flatnonzero(valid)
-    return Grid(rows, width, torch.from_numpy(pad.ravel()), torch.from_numpy(unpad), torch.from_numpy(valid))
+    unpad = torch.from_numpy(np.flatnonzero(valid))
+    return Grid(rows, width, cu_seqlens, torch.from_numpy(pad.ravel()), unpad, torch.from_numpy(valid))
+
+
+def to_device(of: Moved, device: torch.device) -> Moved:
+    """A dataclass of tensors, nested or in tuples, on another device, but for its ON_CPU."""
+    if device.type == "cpu":
+        return of
+
+    def move(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.to(device, non_blocking=True)
+        if isinstance(value, tuple):
+            return tuple(move(each) for each in value)
+        return to_device(value, device) if hasattr(value, "__dataclass_fields__") else value
+
+    own: Any = of
+    stay = getattr(own, "ON_CPU", ())
+    values = {field.name: getattr(own, field.name) for field in fields(own) if field.init}
+    made: Moved = type(own)(**{name: value if name in stay else move(value) for name, value in values.items()})
+    return made
+
+
+def pad(tokens: Tensor, source: Tensor | None, cells: Tensor | None) -> Tensor:
+    """[tokens, …] → [cells, …], by the token of each cell and the cell of each token."""
+    if source is None:
+        return tokens
+    return _Pad.apply(tokens, source, cells)
+
+
+def unpad(padded: Tensor, cells: Tensor | None) -> Tensor:
+    """The inverse of `pad`. [cells, …] → [tokens, …]."""
+    if cells is None:
+        return padded
+    return _Unpad.apply(padded, cells)
+
+
+class _Pad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, source: Tensor, cells: Tensor) -> Tensor:
+        ctx.save_for_backward(cells)
+        return tokens.index_select(0, source)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (cells,) = ctx.saved_tensors
+        return grad.index_select(0, cells), None, None
+
+
+class _Unpad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, padded: Tensor, cells: Tensor) -> Tensor:
+        ctx.save_for_backward(cells)
+        ctx.count = padded.shape[0]
+        return padded.index_select(0, cells)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (cells,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.count, *grad.shape[1:]).index_copy_(0, cells, grad), None

@@ -6,7 +6,7 @@ while others still decode. Not for: what a reward is worth (grpo/advantages.py) 
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -19,24 +19,22 @@ from nemotron_steps.engine.rollouts.conversation import (
     parse_assistant,
 )
 from nemotron_steps.engine.rollouts.data import PromptRow
-from nemotron_steps.engine.rollouts.failures import (
-    PROMPT_TOO_LONG,
-    PROMPT_UNUSABLE,
-    FailureReports,
-    RolloutFailedError,
-    ask,
-    failed_rollout,
-    told_of,
-)
 from nemotron_steps.engine.rollouts.turns import (
     BROKEN_TOKENS,
+    PROMPT_TOO_LONG,
+    PROMPT_UNUSABLE,
     BrokenTokensError,
     ChatSettings,
+    FailureReports,
+    RolloutFailedError,
     Trajectory,
+    ask,
+    failed_rollout,
     response_of,
+    told_of,
     trajectory_of,
 )
-from nemotron_steps.engine.types import Rollout, RolloutGroup, SamplingParams
+from nemotron_steps.engine.types import Rollout, RolloutGroup, SamplingParams, oldest_version
 from nemotron_steps.environments.base import (
     GRADER_FAILED,
     Environment,
@@ -50,9 +48,8 @@ from nemotron_steps.environments.responses import Response
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.rows.layouts import read_request
 
-
-class StragglerError(Exception):
-    """A group was cut off before two of its rollouts had finished. Internal to the engine: the loop resamples it."""
+STRAGGLED = "straggler"
+"""Failure class: the rollout was not over by its group's deadline."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,8 @@ class _GroupRequest:
     num_generations: int
     environment: Environment
     params: SamplingParams
-    cut: asyncio.Event | None
+    ends: float | None
+    """On the event loop's clock, where its rollouts have a deadline."""
     version: int
     """Of the weights when it began."""
 
@@ -112,29 +110,11 @@ class RolloutCollector:
         }
 
     async def collect(
-        self,
-        prompts: Sequence[PromptRow],
-        *,
-        group_ids: Sequence[str],
-        num_generations: int,
-        environment: Environment | None = None,
-        params: SamplingParams | None = None,
-        cuts: Sequence[asyncio.Event] | None = None,
+        self, prompts: Sequence[PromptRow], *, group_ids: Sequence[str], **options: Any
     ) -> list[RolloutGroup]:
-        """Groups of all prompts, in order."""
-        tasks = [
-            asyncio.ensure_future(
-                self.collect_group(
-                    prompt,
-                    group_id=group_ids[position],
-                    num_generations=num_generations,
-                    environment=environment,
-                    params=params,
-                    cut=cuts[position] if cuts else None,
-                )
-            )
-            for position, prompt in enumerate(prompts)
-        ]
+        """Groups of all prompts, in order; `options` as collect_group's."""
+        collecting = (self.collect_group(p, group_id=g, **options) for p, g in zip(prompts, group_ids, strict=True))
+        tasks = [asyncio.ensure_future(each) for each in collecting]
         try:
             return list(await asyncio.gather(*tasks))
         except BaseException:
@@ -150,16 +130,20 @@ class RolloutCollector:
         num_generations: int,
         environment: Environment | None = None,
         params: SamplingParams | None = None,
-        cut: asyncio.Event | None = None,
+        deadline_s: float | None = None,
     ) -> RolloutGroup:
-        """Sample and judge one prompt's group. A rollout on which the environment breaks is a failed one of it."""
+        """Sample and judge one prompt's group. A rollout on which the environment breaks, or that is not over after
+        `deadline_s`, is a failed one of it."""
         environment = environment or self.environment_of(prompt)
         version = self._sampler.generator.weight_version
-        group = _GroupRequest(prompt, group_id, num_generations, environment, params or self.params, cut, version)
+        ends = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
+        group = _GroupRequest(prompt, group_id, num_generations, environment, params or self.params, ends, version)
         if environment.runs_agent:
             self._sampler.bind()
             agents = {i: asyncio.ensure_future(self._run_agent(group, i)) for i in range(num_generations)}
-            return self._group(group, [rollout for _, rollout in sorted((await _finished(agents, group)).items())])
+            finished = await _in_time(agents, group)
+            late = GradeResult.failed(STRAGGLED)
+            return self._group(group, [finished.get(i) or group.failed(i, late) for i in range(num_generations)])
         settings = self._plain
         sessions: dict[int, Session] = {}
         verdicts: dict[int, GradeResult] = {}
@@ -174,13 +158,17 @@ class RolloutCollector:
                     return self._group(group, [group.failed(i, error.verdict) for i in range(num_generations)])
                 trajectories = await self._sample(group, settings, sessions, prompt_ids)
                 responses = {i: response_of(trajectory, settings.chat) for i, trajectory in trajectories.items()}
+                verdicts |= {i: GradeResult.failed(STRAGGLED) for i in sessions if i not in trajectories}
                 verdicts |= {i: t.failure for i, t in trajectories.items() if t.failure is not None}
                 judged = {i: response for i, response in responses.items() if i not in verdicts}
-                verdicts |= await _verdicts(self._judge(group, judged, sessions), cut, group_id)
+                verdicts |= await self._judge(group, judged, sessions)
         finally:
-            self._sampler.cancel(f"{group_id}/")  # of rollouts that were cut or cancelled
+            self._sampler.cancel(f"{group_id}/")  # of rollouts that were late or cancelled
             for session in sessions.values():
-                await self._release(group, session)
+                try:
+                    await ask(environment, "release", environment.release(session))
+                except RolloutFailedError as error:
+                    self._reports.tell(prompt, group_id, environment.name, error.verdict, 1)
         rollouts = [
             _rollout(group, i, trajectories[i], responses[i], v, settings.turn_format)
             if i in trajectories
@@ -201,7 +189,7 @@ class RolloutCollector:
     async def _sample(
         self, group: _GroupRequest, settings: ChatSettings, sessions: Mapping[int, Session], prompt_ids: list[int]
     ) -> dict[int, Trajectory]:
-        """The rollouts that got to their end, or to where their environment broke, before the cut."""
+        """The rollouts that got to their end, or to where their environment broke, before the deadline."""
         room = self.max_total_length - len(prompt_ids)
         first_params = replace(group.params, max_new_tokens=min(group.params.max_new_tokens, room))
         first = self._sampler.submit(prompt_ids, first_params, len(sessions), f"{group.group_id}/0")
@@ -220,7 +208,7 @@ class RolloutCollector:
             )
             for (i, session), turn in zip(sorted(sessions.items()), first, strict=True)
         }
-        return await _finished(running, group)
+        return await _in_time(running, group)
 
     def _prompt(self, group: _GroupRequest, tools: Sequence[dict[str, Any]]) -> tuple[ChatSettings, list[int]]:
         """The prompt's tokens, under the template's variables of this row and its agent.
@@ -260,16 +248,9 @@ class RolloutCollector:
             verdicts = [error.verdict] * len(responses)
         return dict(zip(responses, verdicts, strict=True))
 
-    async def _release(self, group: _GroupRequest, session: Session) -> None:
-        try:
-            await ask(group.environment, "release", group.environment.release(session))
-        except RolloutFailedError as error:
-            self._reports.tell(group.prompt, group.group_id, group.environment.name, error.verdict, 1)
-
     def _group(self, group: _GroupRequest, rollouts: list[Rollout]) -> RolloutGroup:
         self._reports.report(group.prompt, group.group_id, rollouts)
-        oldest = min((min(r.weight_versions) for r in rollouts if r.weight_versions), default=group.version)
-        return RolloutGroup(group.group_id, group.prompt.index, rollouts, oldest)
+        return RolloutGroup(group.group_id, group.prompt.index, rollouts, oldest_version(rollouts, group.version))
 
     async def _run_agent(self, group: _GroupRequest, index: int) -> Rollout:
         """One rollout of an agent."""
@@ -341,47 +322,12 @@ def _rollout(
 _Result = TypeVar("_Result")
 
 
-async def _finished(running: Mapping[int, asyncio.Future[_Result]], group: _GroupRequest) -> dict[int, _Result]:
-    """What the members came to that finished before the cut; the others are cancelled."""
-    await _until_done_or_cut([*running.values()], group.cut)
-    finished = {i: task.result() for i, task in running.items() if task.done()}
-    for task in running.values():
-        task.cancel()
-    if len(finished) < min(2, len(running)):
-        raise StragglerError(group.group_id)
-    return finished
-
-
-async def _verdicts(
-    judging: Coroutine[Any, Any, dict[int, GradeResult]], cut: asyncio.Event | None, group_id: str
-) -> dict[int, GradeResult]:
-    """The verdicts of a group; a cut while it is judged makes it a straggler."""
-    task = asyncio.ensure_future(judging)
-    await _until_done_or_cut([task], None if cut is None or cut.is_set() else cut)
-    if not task.done():
-        task.cancel()
-        await asyncio.wait([task], timeout=1.0)
-        raise StragglerError(group_id)
-    return task.result()
-
-
-async def _until_done_or_cut(tasks: Sequence[asyncio.Future[Any]], cut: asyncio.Event | None) -> None:
-    """Wait for every task, or for the cut. A task's exception is raised at once and cancels the others."""
-    waiter = asyncio.ensure_future(cut.wait()) if cut is not None else None
-    pending: set[asyncio.Future[Any]] = set(tasks)
+async def _in_time(running: Mapping[int, asyncio.Future[_Result]], group: _GroupRequest) -> dict[int, _Result]:
+    """What the members came to that finished before the deadline. An exception of one cancels the others."""
+    left = None if group.ends is None else max(0.0, group.ends - asyncio.get_running_loop().time())
     try:
-        while pending:
-            watched = pending | {waiter} if waiter is not None else pending
-            done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {waiter}:
-                task.result()
-            pending -= done
-            if waiter is not None and waiter.done():
-                return
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        raise
+        done, _ = await asyncio.wait(running.values(), timeout=left, return_when=asyncio.FIRST_EXCEPTION)
+        return {i: task.result() for i, task in running.items() if task in done}
     finally:
-        if waiter is not None:
-            waiter.cancel()
+        for task in running.values():
+            task.cancel()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, overload
 
 from nemotron_steps.errors import DataError
+from nemotron_steps.rows.layouts import REQUEST, read_request
 from nemotron_steps.rows.lines import LONGEST_LINE, parse_row
+from nemotron_steps.rows.messages import decoded
 
 
 @dataclass(frozen=True)
@@ -201,3 +203,37 @@ class PromptStream:
         """Continue from a saved position."""
         self._epoch = int(state["epoch"])
         self._position = int(state["position"])
+
+
+def asks_for_low_effort(row: Mapping[str, Any], where: str, string: str) -> bool:
+    """Whether the last user message of a prompt contains `string`, in its text or in a part of it."""
+    messages = read_request(row, where).messages
+    return string in next((m["content"] for m in reversed(messages) if m["role"] == "user"), "")
+
+
+def with_instruction(messages: Sequence[Mapping[str, Any]], instruction: str) -> list[dict[str, Any]]:
+    """A prompt with `instruction` at the end of its last user message, wherever that stands: a tool's result or an
+    earlier answer is not the place to ask for anything."""
+    asked = [dict(message) for message in messages]
+    users = [i for i, m in enumerate(asked) if (m.get("type") or "message") == "message" and m.get("role") == "user"]
+    if not users:
+        return [*asked, {"role": "user", "content": instruction}]
+    last = asked[users[-1]]
+    content = last.get("content")
+    parts = [content] if isinstance(content, str | Mapping) else list(content or ())
+    if any(instruction in (part if isinstance(part, str) else part.get("text") or "") for part in parts):
+        return asked
+    if isinstance(content, str):
+        longer: Any = f"{content}\n\n{instruction}"
+    else:
+        longer = [*parts, {"type": "input_text", "text": f"\n\n{instruction}" if parts else instruction}]
+    asked[users[-1]] = {**last, "content": longer}
+    return asked
+
+
+def low_effort_row(row: Mapping[str, Any], string: str) -> dict[str, Any]:
+    """A prompt row whose last user message ends with `string`."""
+    request = decoded(row[REQUEST])
+    given = decoded(request["input"])
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    return {**row, REQUEST: {**request, "input": with_instruction(items, string)}}

@@ -1,13 +1,21 @@
-"""Grading a policy on prompts it does not train on."""
+"""Grading a policy: on prompts it does not train on, and how often it solves each prompt.
+
+What is sampled for one prompt follows from the seed and its place in the file: a cut-off rating goes on where it was.
+"""
+
+from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
 from nemotron_steps.engine.types import Rollout, RolloutGroup
@@ -133,3 +141,120 @@ def measure_agreement(
         prompt = row.row["messages"][-2]["content"]
         records.append({"prompt": prompt, "response": reply, "label": label_text, "reward": float(same)})
     return Agreement(len(rows), agreed, unparsed), records
+
+
+@dataclass(frozen=True)
+class PassRate:
+    """What a policy made of one prompt."""
+
+    index: int
+    graded: int
+    passed: int
+    mean_reward: float | None
+    answer_tokens: float
+
+    @property
+    def rate(self) -> float | None:
+        """Share of the graded samples that passed; None where nothing was graded."""
+        return self.passed / self.graded if self.graded else None
+
+    @classmethod
+    def of(cls, index: int, group: RolloutGroup, pass_reward: float) -> PassRate:
+        """Of a graded group."""
+        rewards = [rollout.reward for rollout in group.rollouts if rollout.failure is None]
+        tokens = [float(rollout.metadata.get("answer_tokens") or 0) for rollout in group.rollouts]
+        return cls(
+            index,
+            len(rewards),
+            sum(reward >= pass_reward for reward in rewards),
+            sum(rewards) / len(rewards) if rewards else None,
+            sum(tokens) / len(tokens) if tokens else 0.0,
+        )
+
+
+class RateJournal:
+    """Rates on disk, one a line, each there as soon as it is known. A last line that a kill cut off is dropped."""
+
+    def __init__(self, path: Path) -> None:
+        self.rates: dict[int, PassRate] = {}
+        whole = 0
+        if path.is_file():
+            with path.open("rb") as lines:
+                for line in lines:
+                    if not line.endswith(b"\n"):
+                        break
+                    rate = PassRate(**json.loads(line))
+                    self.rates[rate.index] = rate
+                    whole += len(line)
+        self._file = path.open("ab")
+        self._file.truncate(whole)
+
+    def add(self, rate: PassRate) -> None:
+        """Keep a rate."""
+        self._file.write(json.dumps(asdict(rate), separators=(",", ":")).encode() + b"\n")
+        self._file.flush()
+        self.rates[rate.index] = rate
+
+    def figures(self) -> dict[str, float]:
+        """Over the prompts that have a rate: its mean, and the shares that were solved always and never."""
+        known = [rate for rate in self.rates.values() if rate.rate is not None]
+        if not known:
+            return {}
+        return {
+            "pass_rate": sum(rate.passed / rate.graded for rate in known) / len(known),
+            "always_solved_share": sum(rate.passed == rate.graded for rate in known) / len(known),
+            "never_solved_share": sum(rate.passed == 0 for rate in known) / len(known),
+        }
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+async def rate_prompts(
+    collector: RolloutCollector,
+    prompts: Iterable[PromptRow],
+    *,
+    samples: int,
+    at_once: int,
+    began: Callable[[PromptRow], int],
+    rated: Callable[[int, PromptRow, RolloutGroup], None],
+) -> None:
+    """Sample and grade every prompt."""
+    under_way: dict[asyncio.Task[RolloutGroup], tuple[int, PromptRow]] = {}
+
+    async def wait_for_some() -> None:
+        done, _ = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+        for task in sorted(done, key=lambda each: under_way[each][1].index):
+            number, prompt = under_way.pop(task)
+            rated(number, prompt, task.result())
+
+    try:
+        for prompt in prompts:
+            collecting = collector.collect_group(prompt, group_id=f"difficulty/{prompt.index}", num_generations=samples)
+            under_way[asyncio.ensure_future(collecting)] = (began(prompt), prompt)
+            if len(under_way) >= at_once:
+                await wait_for_some()
+        while under_way:
+            await wait_for_some()
+    finally:
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+
+def by_difficulty(rates: Mapping[int, PassRate], kept: Iterable[int], *, easy_first: bool) -> list[int]:
+    """Places of the kept prompts, sorted: by pass rate, then mean reward, then as they stood."""
+    places = list(kept)
+    with_rate = [place for place in places if rates[place].rate is not None]
+    without = [place for place in places if rates[place].rate is None]
+    sign = -1.0 if easy_first else 1.0
+
+    def difficulty(place: int) -> tuple[float, float, int]:
+        found: Any = rates[place]
+        return sign * found.rate, sign * found.mean_reward, place
+
+    spread: list[tuple[float, bool, int]] = []
+    for group in (sorted(with_rate, key=difficulty), without):
+        spread += [((at + 0.5) / len(group), group is without, place) for at, place in enumerate(group)]
+    return [place for _, _, place in sorted(spread, key=lambda each: each[:2])]

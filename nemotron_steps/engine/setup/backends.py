@@ -1,21 +1,28 @@
-"""Generators and judges from their configs, in this process. The only place that chooses between embedded and vLLM, and
-between a judge behind HTTP and one in a generator of this process.
+"""The parts of a run from their configs, in this process. The only place that chooses between embedded and vLLM,
+Megatron and DTensor, and between a judge behind HTTP and one in a generator of this process.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemotron_steps.config.schema.grpo import AsyncGrpoConfig
-from nemotron_steps.config.schema.policy import GenerationConfig, VllmConfig
+from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig, VllmConfig
 from nemotron_steps.config.schema.rl import NemoGymConfig, VllmModelConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
+from nemotron_steps.engine.losses.loss import Loss
+from nemotron_steps.engine.reporting import Reporter
+from nemotron_steps.engine.rollouts.collector import RolloutCollector
+from nemotron_steps.engine.rollouts.conversation import TurnFormat
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
-from nemotron_steps.engine.types import Generator, SamplingParams
-from nemotron_steps.engine.weight_sync.transport_handle import ChannelHandles
+from nemotron_steps.engine.setup.rows import Needs
+from nemotron_steps.engine.types import Generator, Policy, SamplingParams, Teachers
+from nemotron_steps.engine.weight_sync.transfer import ChannelHandles
+from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet
 from nemotron_steps.environments.judged.judges import HttpJudge, Judge
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models.chat import ChatFormat
@@ -23,6 +30,32 @@ from nemotron_steps.waiting import waiting
 
 if TYPE_CHECKING:
     import torch
+
+
+def build_policy(config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, reference: bool, total_steps: int) -> Policy:
+    """The trained model in this process (or this rank's part of it)."""
+    if config.dtensor_cfg.enabled:
+        from nemotron_steps.engine.policy.dtensor import DTensorPolicy
+
+        fsdp: Policy = DTensorPolicy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
+        return fsdp
+    from nemotron_steps.engine.policy.megatron import MegatronPolicy
+
+    return MegatronPolicy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
+
+
+def build_teachers(policy: Policy, checkpoints: Mapping[str, Path], *, topk: int | None, offload: bool) -> Teachers:
+    """Teachers beside the policy of this process (or rank); arguments as `FrozenTeachers`'s."""
+    from nemotron_steps.engine.policy.megatron import MegatronPolicy
+    from nemotron_steps.engine.policy.teachers import FrozenTeachers
+
+    if not isinstance(policy, MegatronPolicy):
+        raise UnsupportedError(
+            "only the megatron policy learns from teachers",
+            where="policy.dtensor_cfg.enabled",
+            hints=("policy.dtensor_cfg.enabled=false",),
+        )
+    return FrozenTeachers(policy, checkpoints, topk, offload=offload)
 
 
 def build_generator(
@@ -133,15 +166,9 @@ def build_judge(role: str, config: VllmModelConfig, *, defer_to: AsyncSampler | 
         )
     except UnsupportedError as error:
         # It names the keys of the policy's generator.
-        policys, own = "policy.generation.backend=", f"{_section(role)}.backend="
-        hints = [hint.replace(policys, own) for hint in error.hints]
-        raise UnsupportedError(
-            f"judge {role}: {error.what}",
-            where=(error.where or "").replace(policys, own) or None,
-            expected=error.expected,
-            found=error.found,
-            hints=[hint for hint in hints if "policy" not in hint],
-        ) from error
+        where, hints = f"{_section(role)}.backend={config.backend}", [f"{_section(role)}.backend=embedded"]
+        what, hints = f"judge {role}: {error.what}", hints if config.backend == "vllm" else []
+        raise UnsupportedError(what, where=where, expected=error.expected, found=error.found, hints=hints) from error
     sampler = AsyncSampler(generator, name=role, defer_to=defer_to)
     return GeneratorJudge(
         sampler,
@@ -179,3 +206,49 @@ def judge_folder(role: str, config: VllmModelConfig) -> Path:
             found=f"{config.model} ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})",
             hints=["--input reward_model=PATH", f"{key}=PATH"],
         ) from error
+
+
+def build_collector(
+    config: GenerationConfig,
+    chat: ChatFormat,
+    sampler: AsyncSampler,
+    environments: EnvironmentSet,
+    needs: Needs,
+    *,
+    seed: int,
+    max_total_length: int,
+    longest: int,
+    reporter: Reporter,
+    resources: ExitStack,
+    max_turns: int = 1,
+) -> RolloutCollector:
+    """The collector of a run. Creates every environment that the rows need; none is started."""
+    turn_format = TurnFormat.of(config, chat)
+    if config.vllm_cfg.expose_http_server:
+        from nemotron_steps.engine.serving.endpoint import Endpoint
+
+        endpoint = resources.enter_context(
+            Endpoint(
+                sampler,
+                chat,
+                name=POLICY_NAME,
+                max_total_length=longest,
+                # Not seeded: requests come in no fixed order. A request may bring a seed of its own.
+                defaults=sampling_params(config, chat, seed=None),
+                turn_format=turn_format,
+            )
+        )
+        environments.offer_policy(endpoint.url, endpoint.model_name)
+        reporter.event("policy_endpoint", url=endpoint.url, model=endpoint.model_name)
+    for name in needs.environments:
+        environments.get(name)
+    return RolloutCollector(
+        sampler,
+        chat,
+        environments,
+        sampling_params(config, chat, seed),
+        max_total_length=max_total_length,
+        max_turns=max_turns,
+        turn_format=turn_format,
+        reporter=reporter,
+    )

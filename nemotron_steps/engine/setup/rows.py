@@ -1,29 +1,222 @@
-"""The prompts of a run: read, checked against their environments, put in order. Nothing here may import torch.
+"""The prompts of a run: read, checked against their environments, teachers and lengths, put in order. Nothing here may
+import torch. The steps' preflight checks them too, before any step of a run starts.
 
-The steps' preflight checks them too, before any step of a run starts.
+A prompt is counted by its texts alone, without what the chat template and an environment's tools add.
 """
 
+from __future__ import annotations
+
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
 from nemotron_steps.config.layout.model_limits import template_file
-from nemotron_steps.config.schema.opd import OpdConfig
-from nemotron_steps.config.schema.rl import JUDGE_ROLES, EnvConfig, RlConfig
-from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream, read_rows
-from nemotron_steps.engine.rollouts.teacher_choice import TeacherChoice
-from nemotron_steps.engine.setup.prompt_lengths import JudgeToBe, short_enough
-from nemotron_steps.environments.agents import refuse_unread_settings
+from nemotron_steps.config.names import nearest
+from nemotron_steps.config.schema.opd import OnPolicyDistillationConfig, OpdConfig
+from nemotron_steps.config.schema.rl import JUDGE_ROLES, EnvConfig, RlConfig, VllmModelConfig
+from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows, PromptStream, Rows, read_rows
 from nemotron_steps.environments.base import Environment, Row
 from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet
-from nemotron_steps.errors import ArtifactError, ConfigError, show_line
-from nemotron_steps.models.architecture import hf_folder
-from nemotron_steps.models.chat import ChatFormat
+from nemotron_steps.environments.judged.judges import Messages
+from nemotron_steps.environments.registry import agent_of, refuse_unread_settings
+from nemotron_steps.errors import ArtifactError, ConfigError, DataError, show_line
+from nemotron_steps.models.architecture import Architecture, hf_folder
+from nemotron_steps.models.chat import COMMON_ROLES, ChatFormat
 from nemotron_steps.rows.layouts import read_request
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+_SECTION = "on_policy_distillation"
+
+
+class TeacherChoice:
+    """Rows to names of teachers: by a field of the row, by its agent, or the one that has all others."""
+
+    def __init__(self, config: OnPolicyDistillationConfig, *, only: str | None) -> None:
+        self._config, self._only = config, only
+        self._teachers = tuple(config.teachers)
+        if not self._teachers:
+            raise ConfigError(
+                "on-policy distillation needs a teacher",
+                where=f"{_SECTION}.teachers",
+                expected="at least one",
+                hints=("--input teachers.NAME=PATH",),
+            )
+        by_agent, overrides = config.teacher_model_by_agent_name, config.non_colocated_teachers.teacher_overrides
+        named = {f"teacher_model_by_agent_name.{agent}": name for agent, name in by_agent.items()}
+        named |= {f"non_colocated_teachers.teacher_overrides.{name}": name for name in overrides}
+        if config.default_teacher_alias is not None:
+            named["default_teacher_alias"] = config.default_teacher_alias
+        for key, name in named.items():
+            if name not in self._teachers:
+                close = nearest(name, self._teachers) or self._teachers[:1]
+                chosen = () if name in overrides else (f"{_SECTION}.{key}={close[0]}",)
+                raise ConfigError(
+                    f"unknown teacher '{name}'",
+                    where=f"{_SECTION}.{key}",
+                    expected=" or ".join(self._teachers),
+                    found=name,
+                    hints=(*chosen, f"--input teachers.{name}=PATH"),
+                )
+
+    def of(self, row: Mapping[str, Any], where: str) -> str:
+        """The teacher of a row."""
+        config = self._config
+        name = None if config.teacher_field is None else row.get(config.teacher_field)
+        if name is not None and name not in self._teachers:
+            raise DataError(
+                f"the row's teacher '{name}' is not there",
+                where=f"{where} field {config.teacher_field}",
+                expected=" or ".join(self._teachers),
+                found=str(name),
+                hints=(f"--input teachers.{name}=PATH", *show_line(where)),
+            )
+        if name is not None:
+            return str(name)
+        agent = self._only if self._only is not None else agent_of(row, where)
+        only = self._teachers[0] if len(self._teachers) == 1 else None
+        chosen = config.teacher_model_by_agent_name.get(agent, config.default_teacher_alias) or only
+        if chosen is None:
+            raise DataError(
+                f"no teacher for rows of '{agent}'",
+                where=where,
+                expected=f"one of {', '.join(self._teachers)}",
+                found=f"teachers for {', '.join(config.teacher_model_by_agent_name) or 'no agent'}",
+                hints=(
+                    f"+{_SECTION}.teacher_model_by_agent_name.{agent}={self._teachers[0]}",
+                    f"{_SECTION}.default_teacher_alias={self._teachers[0]}",
+                ),
+            )
+        return chosen
+
+
+_AT_ONCE = 256
+"""Prompts tokenized together."""
+
+
+def longer_than(limit: int, rows: PromptRows, model: str | Path) -> dict[int, int]:
+    """Place of each row with more tokens than `limit` → its tokens; none where the model has no tokenizer.json."""
+    suspects = [place for place in rows.places_over(limit) if len(_text(rows[place]).encode()) > limit]
+    tokenizer = _tokenizer(hf_folder(model)) if suspects else None
+    if tokenizer is None:
+        return {}
+    tokens: dict[int, int] = {}
+    for start in range(0, len(suspects), _AT_ONCE):
+        places = suspects[start : start + _AT_ONCE]
+        encoded = tokenizer.encode_batch_fast([_text(rows[place]) for place in places], add_special_tokens=False)
+        tokens.update((place, len(each.ids)) for place, each in zip(places, encoded, strict=True))
+    return {place: count for place, count in tokens.items() if count > limit}
+
+
+def short_enough(config: RlConfig, rows: PromptRows, left_out: Callable[[int], None]) -> Sequence[PromptRow]:
+    """Rows within `data.max_input_seq_length`; without that all, and DataError if any fills the sequence."""
+    limit, model = config.data.max_input_seq_length, config.policy.checkpoint
+    if model is None:
+        return rows
+    if limit is None:
+        _refuse_without_room(config, rows, model)
+        return rows
+    long = longer_than(limit, rows, model)
+    if not long:
+        return rows
+    if len(long) == len(rows):
+        place, tokens = next(iter(long.items()))
+        raise DataError(
+            f"none of {len(rows)} prompts is within data.max_input_seq_length",
+            where=rows[place].where,
+            expected=f"at most {limit} tokens",
+            found=f"{tokens}, the shortest {min(long.values())}",
+            hints=["data.max_input_seq_length=null   # leaves none out", *show_line(rows[place].where)],
+        )
+    left_out(len(long))
+    chosen = array("Q", [place for place in range(len(rows)) if place not in long])
+    return Rows(len(chosen), lambda place: rows[chosen[place]])
+
+
+def _refuse_without_room(config: RlConfig, rows: PromptRows, model: str) -> None:
+    policy = config.policy
+    end = policy.max_total_sequence_length_end or 0
+    key = f"policy.max_total_sequence_length{'_end' if end > policy.max_total_sequence_length else ''}"
+    limit = max(policy.max_total_sequence_length, end)
+    long = longer_than(limit - 1, rows, model)
+    if not long:
+        return
+    place, tokens = next(iter(long.items()))
+    most = max(long.values())
+    room: float = most + policy.generation.max_new_tokens
+    with suppress(ArtifactError):  # a longer one than the model was made for would be refused in turn
+        room = min(room, Architecture.from_folder(hf_folder(model)).positions)
+    raise DataError(
+        f"{len(long)} of {len(rows)} prompts leave no room for an answer",
+        where=rows[place].where,
+        expected=f"fewer than {limit} tokens ({key})",
+        found=f"{tokens}, the longest {most}",
+        hints=[
+            *([f"data.max_input_seq_length={limit - 1}   # leaves them out"] if len(long) < len(rows) else []),
+            *([f"{key}={room}   # room for all of them"] if room > most else []),
+            *show_line(rows[place].where),
+        ],
+    )
+
+
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    """Without its own bound on lengths; None where the folder has no tokenizer.json."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _text(row: PromptRow) -> str:
+    """The texts of a prompt, as far as it can be read: check_rows reports those that cannot."""
+    try:
+        return "\n".join(message["content"] for message in read_request(row.row, row.where).messages)
+    except DataError:
+        return ""
+
+
+class JudgeToBe:
+    """Stands for a judge that is not loaded yet."""
+
+    def __init__(self, config: VllmModelConfig) -> None:
+        self._config = config
+        self._unwritten: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
+        """Never asked."""
+        raise AssertionError("rows are checked without a judge")
+
+    def unwritten(self, messages: Messages) -> tuple[str, ...]:
+        """Roles of a question that the judge's template refuses or leaves out; see MeasuringJudge."""
+        own = tuple(role for role in (message["role"] for message in messages) if role not in COMMON_ROLES)
+        if own and own not in self._unwritten:
+            self._unwritten[own] = self._left_out(own)
+        return self._unwritten.get(own, ())
+
+    def _left_out(self, own: tuple[str, ...]) -> tuple[str, ...]:
+        model = self._config.model
+        if self._config.backend == "http" or model is None or not (hf_folder(model) / "tokenizer.json").is_file():
+            return ()  # somebody else serves it, or it is not here yet
+        marked = [{"role": role, "content": f"what {role} said"} for role in ("user", *own)]
+        try:
+            text = ChatFormat.from_folder(hf_folder(model)).render_text(marked)
+        except ArtifactError:  # without a template; who loads it says so
+            return ()
+        except (TemplateError, TypeError, ValueError):  # `raise_exception` of a role that it does not know
+            return own
+        return tuple(each["role"] for each in marked if each["content"] not in text)
 
 
 @dataclass(frozen=True)
@@ -131,7 +324,7 @@ def check_rows(
     gym = config.nemo_gym
     refuse_unread_settings(gym.environments)
     chosen = {role: gym.judge(role) for role in JUDGE_ROLES}
-    configured = {role: JudgeToBe(role, judge) for role, judge in chosen.items() if judge is not None}
+    configured = {role: JudgeToBe(judge) for role, judge in chosen.items() if judge is not None}
     environments = EnvironmentSet(gym.environments, configured, only=only)
     if policy_served:
         environments.offer_policy("http://127.0.0.1/v1", POLICY_NAME)

@@ -4,19 +4,73 @@ A worker's own errors arrive as they were raised. A worker that died, or has not
 WorkerLostError with its name and its last log lines, whoever waits for it. Not for: starting Ray (cluster.py).
 """
 
+from __future__ import annotations
+
 import asyncio
+import ctypes
 import os
 import re
+import signal
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nemotron_steps.config.locations import of_launcher
-from nemotron_steps.engine.workers.rendezvous import join_store, serve_store
 from nemotron_steps.errors import RESUME, EngineError, StepsError, WorkerLostError, first_line
 from nemotron_steps.waiting import waiting
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """From now on the kernel kills this process when the thread that started it ends. Does nothing elsewhere."""
+    parent = os.getppid()
+    try:
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+    except (OSError, AttributeError):  # no Linux
+        return
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended in between
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def bind_port(host: str) -> socket.socket:
+    """A socket bound to a free port of one address."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        bound.bind((host, 0))
+    except OSError as error:
+        bound.close()
+        raise EngineError("no port could be bound", where=host, found=str(error)) from error
+    return bound
+
+
+def serve_store(host: str) -> tuple[TCPStore, int]:
+    """A store served by this process on one address, and its port."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    bound = bind_port(host)
+    port = int(bound.getsockname()[1])
+    store = TCPStore(
+        host, port, None, is_master=True, wait_for_workers=False, master_listen_fd=bound.detach(), use_libuv=True
+    )
+    return store, port
+
+
+def join_store(host: str, port: int, timeout_s: float = 60.0) -> TCPStore:
+    """A connection to a store that another process serves; torch retries until the timeout."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    return TCPStore(host, port, None, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+
 
 START_SECONDS = 180.0
 """An actor's process starts and imports within this time."""

@@ -9,26 +9,18 @@ import asyncio
 import base64
 import json
 import zlib
-from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import (
-    CannotJudgeError,
-    Environment,
-    EnvironmentConfig,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-)
+from nemotron_steps.environments.base import GradeResult, Response, Row, Session
+from nemotron_steps.environments.code.sandboxed import SandboxedConfig, SandboxedEnvironment
+from nemotron_steps.environments.failures import CannotJudgeError, RowError
 from nemotron_steps.environments.grading_pool import WALL_FACTOR
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN, content_text
 from nemotron_steps.environments.text.extraction import fenced_blocks
-from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, create_sandbox
+from nemotron_steps.sandbox import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.base import MIB
 
 PYTHON_TAGS = frozenset({"", "python", "python3", "py"})
@@ -162,7 +154,7 @@ class Tests(NamedTuple):
     function: str | None
 
 
-class CodeGenConfig(EnvironmentConfig):
+class CodeGenConfig(SandboxedConfig):
     """Settings."""
 
     unit_test_timeout_secs: float = Field(10.0, gt=0.0)
@@ -173,13 +165,9 @@ class CodeGenConfig(EnvironmentConfig):
     """Reward of an answer that breaks the thinking tags, whatever its tests say."""
     num_processes: int | None = Field(None, ge=1)
     """Sandboxes at once; null for one a core."""
-    sandbox: str = "bubblewrap"
-    """Where programs run: a name of the sandbox registry, such as bubblewrap or docker."""
-    sandbox_image: str | None = None
-    """Container image, for a sandbox that has images."""
 
 
-class CodeGen(Environment):
+class CodeGen(SandboxedEnvironment):
     """See the module docstring.
 
     A row has `verifier_metadata.unit_tests`: lists `inputs` and `outputs`, and `fn_name` where a function is called.
@@ -190,28 +178,11 @@ class CodeGen(Environment):
     config_class = CodeGenConfig
     config: CodeGenConfig
 
-    @classmethod
-    def needs(cls, config: Any, row: Row | None = None) -> tuple[str, ...]:
-        """The sandbox."""
-        return (config.sandbox,)
-
     def _setup(self) -> None:
         self.reward_range = (self.config.reasoning_format_penalty, 1.0)
-        options: dict[str, Any] = {"max_concurrency": self.config.num_processes}
-        if self.config.sandbox_image is not None:
-            options["image"] = self.config.sandbox_image
-        self.sandbox = create_sandbox(self.config.sandbox, **options)
-
-    async def start(self) -> None:
-        """Probe the sandbox."""
-        await self.sandbox.start()
-
-    async def close(self) -> None:
-        """Close the sandbox."""
-        await self.sandbox.close()
+        self._make_sandbox(max_concurrency=self.config.num_processes)
 
     def check_values(self, row: Row) -> None:
-        """As many inputs as outputs, at least one, and JSON where a function is called."""
         where = "verifier_metadata.unit_tests"
         try:
             tests = unit_tests_of(row)
@@ -232,7 +203,6 @@ class CodeGen(Environment):
                 raise RowError(f"{where}.{name}[{index}]", "JSON", text[:80]) from error
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """1 if every test passes, 0 if not, the penalty for broken thinking tags."""
         tests = unit_tests_of(row)
         if breaks_thinking_tags(response):
             return GradeResult(self.config.reasoning_format_penalty, {"reasoning_format_violation": 1.0})
@@ -256,7 +226,7 @@ class CodeGen(Environment):
         script, files = "solution.py", {"solution.py": program}
         if tests.function is not None:
             script = "call.py"
-            files = {"solution.py": program, "call.py": PRELUDE + f"FUNCTION = {tests.function!r}\n" + CALL}
+            files[script] = f"{PRELUDE}FUNCTION = {tests.function!r}\n{CALL}"
         job = {
             "tests": tests.inputs,
             "script": script,
@@ -278,18 +248,20 @@ class CodeGen(Environment):
 
 def _first_problem(result: SandboxResult, tests: Tests) -> tuple[int, str | None]:
     """(tests passed, what went wrong first)."""
-    lines = result.stdout.splitlines()
+    lines = iter(result.stdout.splitlines())
     for index, expected in enumerate(tests.outputs):
-        ended = _line(lines, index)
-        if ended is None:
+        try:
+            ended = json.loads(next(lines, ""))
+            code, out, err = ended["code"], str(ended["out"]), str(ended["err"])
+        except (ValueError, RecursionError, TypeError, KeyError):
             reason = "stopped" if result.outcome is Outcome.EXITED else result.outcome.value
             return index, f"test {index}: {reason} {result.stderr[-200:]}"
-        if ended["code"] is None and ended["err"] == "starved":
+        if code is None and err == "starved":
             raise CannotJudgeError(STARVED, f"test {index}")
-        if ended["code"] != 0:
-            return index, f"test {index}: {ended['err'][-200:]}"
-        if not _matches(ended["out"], expected, tests.function is not None):
-            return index, f"test {index}: wrong answer {ended['out'][:100]!r}, expected {expected[:100]!r}"
+        if code != 0:
+            return index, f"test {index}: {err[-200:]}"
+        if not _matches(out, expected, tests.function is not None):
+            return index, f"test {index}: wrong answer {out[:100]!r}, expected {expected[:100]!r}"
     return len(tests.outputs), None
 
 
@@ -315,20 +287,8 @@ def breaks_thinking_tags(response: Response) -> bool:
     answers = [response.text]
     if any(item.get("type") == "reasoning" for item in response.output):
         answers += [content_text(item.get("content")) for item in response.output if item.get("type") == "message"]
-    if any(tag in answer for answer in answers for tag in tags):
-        return True
-    return any(response.reasoning.count(tag) > 1 for tag in tags)
-
-
-def _line(lines: Sequence[str], index: int) -> dict[str, Any] | None:
-    if index >= len(lines):
-        return None
-    try:
-        value = json.loads(lines[index])
-    except (ValueError, RecursionError):
-        return None
-    well_formed = isinstance(value, dict) and {"code", "out", "err"} <= set(value)
-    return value if well_formed and isinstance(value["out"], str) and isinstance(value["err"], str) else None
+    stray = any(tag in answer for answer in answers for tag in tags)
+    return stray or any(response.reasoning.count(tag) > 1 for tag in tags)
 
 
 def _matches(output: str, expected: str, is_json: bool) -> bool:
@@ -341,10 +301,9 @@ def _matches(output: str, expected: str, is_json: bool) -> bool:
     if len(got) != len(want):
         return False
     try:
-        return all(mine == right or _numbers(mine) == _numbers(right) for mine, right in zip(got, want, strict=True))
+        for mine, right in zip(got, want, strict=True):
+            if mine != right and [*map(Decimal, mine.split())] != [*map(Decimal, right.split())]:
+                return False
     except InvalidOperation:
         return False
-
-
-def _numbers(line: str) -> list[Decimal]:
-    return [Decimal(token) for token in line.split()]
+    return True

@@ -21,27 +21,18 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import (
-    CannotJudgeError,
-    Environment,
-    EnvironmentConfig,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-)
+from nemotron_steps.environments.base import GradeResult, Response, Row, Session
+from nemotron_steps.environments.code.sandboxed import SandboxedConfig, SandboxedEnvironment
+from nemotron_steps.environments.failures import CannotJudgeError, RowError
 from nemotron_steps.environments.text.extraction import fenced_blocks
 from nemotron_steps.errors import UnsupportedError
-from nemotron_steps.sandbox import Limits, Outcome, create_sandbox
+from nemotron_steps.sandbox import Limits, Outcome
 from nemotron_steps.sandbox.base import MIB
 
 LEAN_TAGS = (frozenset({"lean", "lean4"}), frozenset({"tactics"}), frozenset({""}))
 """Tags of the blocks a proof is looked for in: those of a later set only where there is none of an earlier."""
 LEAN_TIMEOUT = "lean_timeout"
-"""Failure class: this machine was too busy for Lean to finish, so whether the proof holds is unknown."""
 LEAN_FAILED = "lean_failed"
-"""Failure class: the row's own statement does not compile."""
 CHECK = Path(__file__).with_name("proof_check.lean")
 
 _COMMENT_BEGIN = re.compile(r"--[^\n]*|/-")
@@ -62,7 +53,7 @@ _PROOF_BEGIN = re.compile(r"\s*+(?::=|(?=by\b))")
 _BODY = re.compile(r"[(\[{⟨]|[)\]}⟩]|:=")
 
 
-class MathFormalLeanConfig(EnvironmentConfig):
+class MathFormalLeanConfig(SandboxedConfig):
     """Settings."""
 
     max_corrections: int = Field(0, ge=0, le=2)
@@ -73,13 +64,9 @@ class MathFormalLeanConfig(EnvironmentConfig):
     """Processor seconds of one Lean process."""
     lean_memory_mib: int = Field(16384, gt=0)
     """Of one Lean process."""
-    sandbox: str = "bubblewrap"
-    """Where Lean runs: a name of the sandbox registry, such as bubblewrap or docker."""
-    sandbox_image: str | None = None
-    """Container image with Lean, for a sandbox that has images."""
 
 
-class MathFormalLean(Environment):
+class MathFormalLean(SandboxedEnvironment):
     """See the module docstring.
 
     A row has `header` (imports) and `formal_statement` (the theorem up to `:= by`), texts.
@@ -92,7 +79,6 @@ class MathFormalLean(Environment):
 
     @classmethod
     def needs(cls, config: Any, row: Row | None = None) -> tuple[str, ...]:
-        """The sandbox, and Lean where no image brings it."""
         return (config.sandbox,) if config.sandbox_image else (config.sandbox, "lean")
 
     def _setup(self) -> None:
@@ -105,8 +91,7 @@ class MathFormalLean(Environment):
             prefix = told.stdout.strip()
         shown = tuple(filter(None, (prefix, folder)))
         image = self.config.sandbox_image
-        options: dict[str, Any] = {"image": image} if image else {"read_only": shown}
-        self.sandbox = create_sandbox(self.config.sandbox, **options)
+        self._make_sandbox(**({} if image else {"read_only": shown}))
         self._found = bool(prefix or image)
         tools = f"{prefix}/bin/" if prefix else ""
         self._lean = [f"{tools}lake", "--dir", folder, "env", f"{tools}lean"] if folder else [f"{tools}lean"]
@@ -134,22 +119,15 @@ class MathFormalLean(Environment):
             ),
         )
 
-    async def close(self) -> None:
-        """Close the sandbox."""
-        await self.sandbox.close()
-
     def check_values(self, row: Row) -> None:
-        """The statement has a name and ends where its proof begins."""
         statement = str(row["formal_statement"])
         if not (_NAMED.search(without_comments(statement)) and _BY.search(statement)):
             raise RowError("formal_statement", "a theorem with a name, up to `:= by`", repr(statement)[-80:])
 
     async def seed(self, row: Row) -> Session:
-        """No correction used yet."""
         return Session(state={"corrections": 0, "last": None})
 
     async def follow_up(self, row: Row, response: Response, session: Session) -> str | None:
-        """The compiler's message, while corrections are left and the proof does not compile."""
         if session.state["corrections"] >= self.config.max_corrections:
             return None
         accepted, message = await self._grade(row, response.text)
@@ -160,7 +138,6 @@ class MathFormalLean(Environment):
         return f"The proof was not accepted:\n\n{message[-4000:]}\n\nGive the complete corrected Lean 4 code."
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """1 if the last proof is accepted, else 0."""
         state: dict[str, Any] = session.state or {"corrections": 0, "last": None}
         text, *graded = state["last"] or (None,)
         accepted, message = graded if text == response.text else await self._grade(row, response.text)

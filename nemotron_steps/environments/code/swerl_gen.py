@@ -6,6 +6,8 @@ answer made them so. Tests are graded as those of `swe_agent` (swe/grading.py).
 Everything runs in the row's container image of the repository; this package ships none.
 """
 
+import asyncio
+import difflib
 import hashlib
 import json
 import re
@@ -15,37 +17,25 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import (
-    CannotJudgeError,
-    Environment,
-    EnvironmentConfig,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-)
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Response, Row, Session
+from nemotron_steps.environments.failures import CannotJudgeError, RowError
 from nemotron_steps.environments.swe.grading import Grader, Ready, test_modules
 from nemotron_steps.environments.swe.harness import tests_of
 from nemotron_steps.environments.text.extraction import fenced_blocks
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.base import MIB
-from nemotron_steps.sandbox.container_session import ContainerSession
 from nemotron_steps.sandbox.containers import check_engine
+from nemotron_steps.sandbox.session import ContainerSession
 
 SETUP_FAILED = "setup_failed"
-"""Failure class: the repository's own preparation did not finish."""
 PATCH_NOT_APPLICABLE = "patch_not_applicable"
 """Failure class: the row's files, changed as the answer asks, are not the image's."""
 PARTIAL = 0.2
 TEST_FILE = "reproduce_issue.py"
 REPRODUCED = {"as it is": 2, "mended": 0}
-"""Exit codes of a script that reproduces an issue."""
 REPOSITORY = "/testbed"
 
 MAX_EDITS = 200
-CONTEXT = 3
-"""Unchanged lines of a patch around what it changes."""
 
 _PATCHED = re.compile(r"^\+\+\+ b/(\S+\.py)$", re.MULTILINE)
 _PATH = re.compile(r"###\s*(\S+)\s*")
@@ -78,42 +68,40 @@ class SwerlGen(Environment):
 
     @classmethod
     def needs(cls, config: Any, row: Row | None = None) -> tuple[str, ...]:
-        """The container engine."""
         return (config.engine,)
 
     def _setup(self) -> None:
         self._grader = Grader()
 
     async def start(self) -> None:
-        """Check the container engine."""
         await check_engine(self.config.engine)
 
     def check_values(self, row: Row) -> None:
-        """The mode is known and what it needs is there."""
-        if row["mode"] not in ("eval", "repro-gen"):
+        needed = {"eval": ("FAIL_TO_PASS", "PASS_TO_PASS", "test_script"), "repro-gen": ("patch",)}
+        if row["mode"] not in needed:
             raise RowError("mode", "eval or repro-gen", repr(row["mode"]))
-        needed = ["patch"] if row["mode"] == "repro-gen" else ["FAIL_TO_PASS", "PASS_TO_PASS", "test_script"]
-        for key in needed:
-            if not row["instance"].get(key):
-                raise RowError(f"instance.{key}", "a value", "nothing")
-        if row["mode"] == "eval":
-            try:
+        key = "metadata.relevant_file_contents"
+        try:
+            if row["mode"] == "eval":
                 files_of(row)
-            except (KeyError, ValueError, TypeError, AttributeError) as error:
-                raise RowError("metadata.relevant_file_contents", "an object, or one as JSON", repr(error)) from error
-            for key in ("FAIL_TO_PASS", "PASS_TO_PASS"):
-                try:
-                    tests_of(row["instance"], key)
-                except (ValueError, TypeError) as error:
-                    raise RowError(f"instance.{key}", "a list of tests, or one as JSON", repr(error)) from error
+            for name in needed[row["mode"]]:
+                key = f"instance.{name}"
+                if not row["instance"].get(name):
+                    raise RowError(key, "a value", "nothing")
+                if name.endswith("TO_PASS"):
+                    tests_of(row["instance"], name)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            if isinstance(error, RowError):
+                raise
+            raise RowError(key, "an object or a list of tests, perhaps as JSON", repr(error)) from error
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """See the module docstring. What cannot be extracted or applied scores 0."""
         if row["mode"] == "repro-gen":
             return await self._reproduction(row, response.text)
         body = solution_of(response.text, relaxed=self.config.relaxed_formatting)
         strip = 1 if row["metadata"].get("remove_repo_name") else 0
-        patch = None if body is None else make_patch(files_of(row), body, strip)
+        # In a helper, as difflib takes quadratic time.
+        patch = None if body is None else await self.in_helper(make_patch, files_of(row), body, strip)
         if patch is None:
             return GradeResult(0.0, {"extracted": 0.0})
         instance = row["instance"]
@@ -162,7 +150,7 @@ class SwerlGen(Environment):
 
     def _container(self, row: Row) -> ContainerSession:
         limits = Limits(
-            wall_s=self.config.sandbox_timeout,
+            wall_s=10 * self.config.sandbox_timeout,
             cpu_s=int(self.config.sandbox_timeout) * 8,
             memory_bytes=self.config.memory_mib * MIB,
             processes=1024,
@@ -170,7 +158,8 @@ class SwerlGen(Environment):
             output_bytes=32 * MIB,
             open_files=4096,
         )
-        return ContainerSession(self.config.engine, str(row["metadata"]["image"]), limits=limits)
+        engine, image, alone = self.config.engine, str(row["metadata"]["image"]), asyncio.Semaphore(1)
+        return ContainerSession(engine, image, alone, limits=limits, command_s=self.config.sandbox_timeout)
 
     async def _lay_patch(self, container: ContainerSession, instance: dict[str, Any], patch: str | None) -> None:
         if instance.get("setup_script"):
@@ -245,38 +234,15 @@ def make_patch(files: Mapping[str, str], body: str, strip: int = 0) -> str | Non
         if path not in files or not search or begin == -1 or search == replacement:
             return None
         places.setdefault(path, []).append((begin, begin + len(search), replacement))
-    pieces = []
+    pieces: list[str] = []
     for path, found in places.items():
         changed = files[path]
         for begin, end, replacement in sorted(found, reverse=True):
             changed = changed[:begin] + replacement + changed[end:]
-        pieces.append(_file_diff("/".join(path.split("/")[strip:]), _lines(files[path]), _lines(changed)))
-    return "".join(pieces) or None
-
-
-def _lines(text: str) -> list[str]:
-    parts = text.split("\n")
-    return [f"{line}\n" for line in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
-
-
-def _file_diff(path: str, old: list[str], new: list[str]) -> str:
-    """One hunk from the first line that differs to the last: linear, where the shortest diff is not."""
-    if old == new:
-        return ""
-    shared = min(len(old), len(new))
-    head = next((i for i in range(shared) if old[i] != new[i]), shared)
-    tail = next((i for i in range(shared - head) if old[-1 - i] != new[-1 - i]), shared - head)
-    begin, end = max(0, head - CONTEXT), min(len(old), len(old) - tail + CONTEXT)
-    lines = [
-        *(f" {line}" for line in old[begin:head]),
-        *(f"-{line}" for line in old[head : len(old) - tail]),
-        *(f"+{line}" for line in new[head : len(new) - tail]),
-        *(f" {line}" for line in old[len(old) - tail : end]),
-    ]
-    counts = end - begin, end - begin + len(new) - len(old)
-    spans = [f"{begin + 1 if count else begin},{count}" for count in counts]
-    ended = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-    return f"--- a/{path}\n+++ b/{path}\n@@ -{spans[0]} +{spans[1]} @@\n{''.join(ended)}"
+        name = "/".join(path.split("/")[strip:])
+        old, new = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (files[path], changed))
+        pieces += difflib.unified_diff(old, new, f"a/{name}", f"b/{name}", n=3)
+    return "".join(p if p.endswith("\n") else f"{p}\n\\ No newline at end of file\n" for p in pieces) or None
 
 
 def resolution(passed: Set[str], fail_to_pass: Set[str], pass_to_pass: Set[str]) -> float:

@@ -68,7 +68,6 @@ class EquivalenceLlmJudge(JudgedEnvironment):
         self.reward_range = (min(0.0, self.config.reward_if_swap_fails), 1.0)
 
     def check_values(self, row: Row) -> None:
-        """The expected answer has text, and a row's own regexes compile."""
         if not str(row["expected_answer"]).strip():
             raise RowError("expected_answer", "a non-empty answer", "an empty one")
         problem = regex_problem(output_regexes(row))
@@ -76,7 +75,6 @@ class EquivalenceLlmJudge(JudgedEnvironment):
             raise RowError("template_metadata.output_regex", "regular expressions", problem)
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """1 equivalent, 0 not, or the configured partial rewards. An empty answer is not equivalent."""
         if not response.text.strip():
             return GradeResult(0.0, {"answered": 0.0})
         config = self.config

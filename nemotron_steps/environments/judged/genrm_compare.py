@@ -26,7 +26,7 @@ from nemotron_steps.environments.judged.judges import MeasuringJudge
 from nemotron_steps.environments.judged.judging import JudgeSampling
 from nemotron_steps.environments.responses import Response, conversation, split_reasoning
 from nemotron_steps.environments.text.extraction import json_values
-from nemotron_steps.errors import ConfigError, JudgeUnavailableError
+from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Messages
@@ -100,8 +100,7 @@ def _scores(
     if isinstance(value.get("overall"), dict):
         value = value["overall"]
     # Keys must be spelled out: an escaped spelling in a reply is quoted from an answer that tries to write the verdict.
-    present = [key for key in ("score_1", "score_2", "ranking") if key in value and f'"{key}"' in raw]
-    if not present:
+    if not any(key in value and f'"{key}"' in raw for key in ("score_1", "score_2", "ranking")):
         return None
     score_1, score_2 = (_number(value.get(key, default_score), SCORE_RANGE) for key in ("score_1", "score_2"))
     ranking = _number(value.get("ranking", default_ranking), RANKING_RANGE)
@@ -208,26 +207,22 @@ class GenrmCompare(Environment):
 
     def _setup(self) -> None:
         # Scores are in 1-5 and a tie-break moves them by at most 2.5; group weights lie within (-1, 1).
-        terms = (
-            self.config.group_reasoning_length_penalty_coeff
-            + self.config.group_answer_length_penalty_coeff
-            + self.config.group_style_penalty_coeff
-        )
-        self.reward_range = (-1.5 - terms, 7.5 + terms + self.config.reasoning_bonus + self.config.answer_bonus)
+        config = self.config
+        terms = config.group_reasoning_length_penalty_coeff + config.group_answer_length_penalty_coeff
+        terms += config.group_style_penalty_coeff
+        self.reward_range = (-1.5 - terms, 7.5 + terms + config.reasoning_bonus + config.answer_bonus)
 
     def needed_judges(self) -> tuple[str, ...]:
-        """The generative reward model."""
         return (JUDGE_ROLE,)
 
     def check_values(self, row: Row) -> None:
-        """The conversation must have text for the judge to read, and a principle must be text."""
         if not any(message["content"].strip() for message in conversation(row)):
             raise RowError("responses_create_params.input", "a message with text", "no text")
         if row.get("principle") is not None and not isinstance(row["principle"], str):
             raise RowError("principle", "a string", type(row["principle"]).__name__)
 
     def check_row_with_resources(self, row: Row, where: str) -> None:
-        """See Environment; also that the judge sees what it compares, and has room for an answer."""
+        """See Environment; also that the judge sees what it compares."""
         super().check_row_with_resources(row, where)
         judge = self.judges.get(JUDGE_ROLE)
         if isinstance(judge, MeasuringJudge):
@@ -241,24 +236,16 @@ class GenrmCompare(Environment):
                     expected="a generative reward model whose template does, or another layout",
                     hints=(f"{layout}=plain   # one user message, for any chat model",),
                 )
-            most = self.config.genrm_responses_create_params.max_output_tokens
-            judge.refuse_longer(question, where, max_tokens=most)
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """A group of one: the default score."""
         return (await self.verify_group(row, [response], [session]))[0]
 
     async def verify_group(
         self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
     ) -> list[GradeResult]:
-        """Compare the group's answers and turn the comparisons into rewards, in order."""
         if len(responses) < 2:
             return [GradeResult(self.config.default_score, {"group_of_one": 1.0}) for _ in responses]
-        try:
-            comparisons = await self.compare(row, [response.text for response in responses])
-        except JudgeUnavailableError as error:
-            return [GradeResult.of_error(error) for _ in responses]
-        return self.aggregate(responses, comparisons)
+        return self.aggregate(responses, await self.compare(row, [response.text for response in responses]))
 
     async def compare(self, row: Row, answers: Sequence[str]) -> list[Comparison]:
         """Every judge call of a group; raises JudgeUnavailableError after all of them have ended."""
@@ -268,11 +255,10 @@ class GenrmCompare(Environment):
             for i, j in pairs(self.config.comparison_strategy, len(answers))
             for _ in range(self.config.num_judges_per_comparison)
         ]
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return [result for result in results if isinstance(result, Comparison)]
+        compared: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+        for error in (each for each in compared if isinstance(each, BaseException)):
+            raise error
+        return compared
 
     def _question(self, row: Row, answer_1: str, answer_2: str) -> Messages:
         principle = (row.get("principle") or self.config.default_principle) if self.config.use_principle else None
@@ -310,16 +296,13 @@ class GenrmCompare(Environment):
         notes: list[list[Note]] = [[] for _ in responses]
         for c in comparisons:
             for place, k in ((1, c.i), (2, c.j)):
-                notes[k].append({"compared": f"as answer {place} of 2", **c.note} if c.note else {})
-        return [
-            GradeResult(
-                rewards[k],
-                {"base_score": base[k], "contentless": float(empty[k]), **shared}
-                | {key: term[k] for key, term in terms.items()},
-                details={JUDGE_NOTES: [note for note in notes[k] if note][:MAX_NOTES]},
-            )
-            for k in range(n)
-        ]
+                notes[k] += [{"compared": f"as answer {place} of 2", **c.note}] if c.note else []
+        verdicts = []
+        for k in range(n):
+            components = {"base_score": base[k], "contentless": float(empty[k]), **shared}
+            components |= {key: term[k] for key, term in terms.items()}
+            verdicts.append(GradeResult(rewards[k], components, details={JUDGE_NOTES: notes[k][:MAX_NOTES]}))
+        return verdicts
 
     async def _judge(self, i: int, j: int, messages: Messages) -> Comparison:
         config = self.config

@@ -94,19 +94,16 @@ def comparison_messages(
     shown_1, shown_2 = (neutralize(answer) if answer.strip() else EMPTY_ANSWER for answer in (answer_1, answer_2))
     turns = [(message["role"], neutralize(message["content"])) for message in conversation]
     if layout == "roles":
-        messages = [{"role": role, "content": text} for role, text in turns]
-        messages.append({"role": "response_1", "content": shown_1})
-        messages.append({"role": "response_2", "content": shown_2})
-        if principle is not None:
-            messages.append({"role": "principle", "content": principle})
-        return messages
-    parts = [PLAIN_INSTRUCTION]
+        turns += [("response_1", shown_1), ("response_2", shown_2)]
+        turns += [("principle", principle)] if principle is not None else []
+        return [{"role": role, "content": text} for role, text in turns]
     known = {"system", "developer", "user", "assistant", "tool"}
-    parts += [_tagged(role if role in known else "user", text) for role, text in turns]
-    parts += [_tagged("answer_1", shown_1), _tagged("answer_2", shown_2)]
+    parts = [(role if role in known else "user", text) for role, text in turns]
+    parts += [("answer_1", shown_1), ("answer_2", shown_2)]
     if principle is not None:
-        parts.append(_tagged("principle", neutralize(principle)))
-    return [{"role": "user", "content": "\n".join(parts)}]
+        parts.append(("principle", neutralize(principle)))
+    told = "\n".join(f"<{tag}>{text}</{tag}>" for tag, text in parts)
+    return [{"role": "user", "content": f"{PLAIN_INSTRUCTION}\n{told}"}]
 
 
 def layout_of(messages: Sequence[Mapping[str, Any]]) -> Layout:
@@ -117,7 +114,3 @@ def layout_of(messages: Sequence[Mapping[str, Any]]) -> Layout:
 def verdict_text(score_1: int, score_2: int, ranking: int) -> str:
     """The reply a judge is trained to give."""
     return f'{{"score_1": {score_1}, "score_2": {score_2}, "ranking": {ranking}}}'
-
-
-def _tagged(tag: str, text: str) -> str:
-    return f"<{tag}>{text}</{tag}>"

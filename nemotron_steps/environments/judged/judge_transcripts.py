@@ -15,7 +15,6 @@ from nemotron_steps.environments.responses import split_reasoning
 JUDGE_NOTES = "judge"
 """Key of a verdict's details, of a rollout's metadata and of a sample: a list of notes."""
 MAX_NOTES = 4
-"""Of one answer: the first questions asked about it."""
 REASONING_CHARACTERS = 1000
 VERDICT_CHARACTERS = 600
 

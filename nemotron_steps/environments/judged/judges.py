@@ -18,7 +18,6 @@ from nemotron_steps.environments.responses import content_text, text_of
 from nemotron_steps.errors import ConfigError, JudgeUnavailableError, WorkerLostError
 
 Messages = Sequence[dict[str, str]]
-"""Chat messages: role and content."""
 
 
 class JudgeLostError(WorkerLostError):
@@ -40,10 +39,7 @@ class Judge(Protocol):
 
 @runtime_checkable
 class MeasuringJudge(Protocol):
-    """A judge that knows beforehand whether a question fits it."""
-
-    def refuse_longer(self, messages: Messages, where: str, *, max_tokens: int) -> None:
-        """Refuse a question about the row at `where` that fills the judge's context."""
+    """A judge that knows beforehand how it is asked."""
 
     def unwritten(self, messages: Messages) -> tuple[str, ...]:
         """Roles of a question whose messages the judge would never see: its chat template refuses or drops them."""
@@ -84,6 +80,7 @@ class HttpJudge:
         api_key_env: environment variable holding the bearer token; the token itself never enters a config.
         seed: sent with every question, whose name (QuestionLabels) goes into the X-Request-Id header: this package's
             endpoint then answers as the same judge in the process would. None sends neither.
+        options: as JsonClient's: timeout_s, retries, backoff_s, max_concurrency.
     """
 
     def __init__(
@@ -92,28 +89,14 @@ class HttpJudge:
         model: str,
         *,
         api_key_env: str | None = None,
-        timeout_s: float = 600.0,
-        retries: int = 3,
-        backoff_s: float = 0.5,
-        max_concurrency: int = 64,
         seed: int | None = None,
+        **options: Any,
     ) -> None:
         self.model = model
         self._seed = seed
         self._labels = QuestionLabels()
-        self._client = JsonClient(
-            base_url,
-            ready_path="/models",
-            headers=_authorization(api_key_env),
-            timeout_s=timeout_s,
-            retries=retries,
-            backoff_s=backoff_s,
-            max_concurrency=max_concurrency,
-        )
-
-    def start_step(self, step: str) -> None:
-        """Name the training step that the following questions belong to."""
-        self._labels.start_step(step)
+        self.start_step = self._labels.start_step
+        self._client = JsonClient(base_url, ready_path="/models", headers=_authorization(api_key_env), **options)
 
     def wait_until_ready(self, timeout_s: float = 600.0) -> None:
         """Return once the server, or the first replica, lists its models; blocks."""
@@ -128,8 +111,8 @@ class HttpJudge:
 
     async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
         """See Judge.complete."""
-        body: dict[str, Any] = {"model": self.model, "messages": list(messages)}
-        body |= {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
+        sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
+        body: dict[str, Any] = {"model": self.model, "messages": list(messages), **sampling}
         headers: dict[str, str] = {}
         if self._seed is not None:
             body["seed"] = self._seed
@@ -173,15 +156,13 @@ def _listed_model(client: JsonClient) -> str:
             raise TypeError(f"its first id is {text_of(name, 200, repr)}")
         return name
     except (ServerUnreachableError, HttpStatusError, KeyError, IndexError, TypeError) as error:
+        answers = "--judge http://HOST:PORT/v1   # of a server that answers"
         raise JudgeUnavailableError(
             "a judge's server lists no model",
             where=f"{client.base_url}/models",
             expected='{"data": [{"id": "NAME"}]}',
             found=str(error),
-            hints=(
-                "--judge http://HOST:PORT/v1   # of a server that answers",
-                f"curl {client.base_urls[0]}/models   # what this one says",
-            ),
+            hints=(answers, f"curl {client.base_urls[0]}/models   # what this one says"),
         ) from error
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge, Messages
 
 JUDGE_UNPARSEABLE = "judge_unparseable"
-"""Failure class: no reply of the judge held a verdict."""
 
 Value = TypeVar("Value")
 
@@ -43,7 +42,6 @@ class JudgeSampling(BaseModel):
 
 
 JUDGE_ROLE = "judge_model"
-"""Role of the general judge (equivalence, rubrics, mathematics)."""
 
 
 class JudgedConfig(EnvironmentConfig):
@@ -65,17 +63,25 @@ class JudgedEnvironment(Environment):
     config: JudgedConfig
 
     def needed_judges(self) -> tuple[str, ...]:
-        """The judge."""
         return (self.role,)
 
     async def ask(
         self, system: str, prompt: str, read: Callable[[str], Value | None], unclear: Value | None = None
     ) -> Value:
-        """Ask the judge under the settings; see the function of the same name."""
-        config = self.config
-        sampling, retries = config.judge_responses_create_params, config.judge_parse_retries
-        unclear = unclear if config.unclear_counts else None
-        return await ask(self.judges[self.role], system, prompt, read, sampling, retries, unclear)
+        """Ask until `read` finds a verdict in the reply's text after its reasoning. That reply is noted."""
+        messages = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": prompt})
+        config, note, verdict, reply = self.config, begun_note(), None, ""
+        for _ in range(config.judge_parse_retries + 1):
+            reply = await config.judge_responses_create_params.reply(self.judges[self.role], messages)
+            if (verdict := read(split_reasoning(reply)[1])) is not None:
+                break
+        if verdict is None and config.unclear_counts:
+            verdict = unclear
+        if verdict is None:
+            raise CannotJudgeError(JUDGE_UNPARSEABLE, f"last reply: {reply[-200:]}")
+        note.update(note_of(reply))
+        return verdict
 
 
 def blocks(**texts: str) -> str:
@@ -83,29 +89,6 @@ def blocks(**texts: str) -> str:
     mark labels, are broken up too."""
     inert = {tag: neutralize(text).replace("[[", "[ [").replace("]]", "] ]") for tag, text in texts.items()}
     return "\n".join(f"<{tag}>\n{text}\n</{tag}>" for tag, text in inert.items())
-
-
-async def ask(
-    judge: Judge,
-    system: str,
-    prompt: str,
-    read: Callable[[str], Value | None],
-    sampling: JudgeSampling,
-    retries: int,
-    unclear: Value | None = None,
-) -> Value:
-    """Ask until `read` finds a verdict in the reply's text after its reasoning. That reply is noted."""
-    messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": prompt})
-    reply, verdict, note = "", None, begun_note()
-    for _ in range(retries + 1):
-        reply = await sampling.reply(judge, messages)
-        if (verdict := read(split_reasoning(reply)[1])) is not None:
-            break
-    if (found := verdict if verdict is not None else unclear) is None:
-        raise CannotJudgeError(JUDGE_UNPARSEABLE, f"last reply: {reply[-200:]}")
-    note.update(note_of(reply))
-    return found
 
 
 def last_label(labels: Sequence[str]) -> Callable[[str], str | None]:
@@ -126,20 +109,3 @@ def least_label(labels: Sequence[str]) -> Callable[[str], str | None]:
 
 def _named(reply: str, labels: Sequence[str]) -> list[str]:
     return re.findall("|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True)), reply)
-
-
-def passes_in_words(reply: str, passing: str, failing: str, answer: str, lines: int = 1) -> bool | None:
-    """Which of two words the last of a reply's last `lines` lines with either of them says, as NeMo-Gym reads a reply
-    without a label. None: neither; or the word that passes, denied or beside the other, or read out of the answer."""
-    for line in reversed(reply.strip().splitlines()[-lines:]):
-        if said := {word.upper() for word in _words(passing, failing).findall(line)}:
-            doubtful = len(said) > 1 or _DENIAL.search(line) or _words(passing).search(answer)
-            return False if said == {failing} else None if doubtful else True
-    return None
-
-
-_DENIAL = re.compile(r"\bnot\b|n't\b|\bnever\b|\bcannot\b", re.IGNORECASE)
-
-
-def _words(*words: str) -> re.Pattern[str]:
-    return re.compile(rf"\b({'|'.join(words)})(?:e?s|ed)?\b", re.IGNORECASE)

@@ -9,13 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from nemotron_steps.environments.base import GradeResult, Response, Row, RowError, Session
 from nemotron_steps.environments.judged.genrm_messages import neutralize
-from nemotron_steps.environments.judged.judging import (
-    JudgedConfig,
-    JudgedEnvironment,
-    blocks,
-    last_label,
-    passes_in_words,
-)
+from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, blocks, last_label
 from nemotron_steps.environments.responses import conversation, last_user_text
 
 Aggregation = Literal["mean", "min", "max", "all", "any", "weighted"]
@@ -36,7 +30,6 @@ class RubricEnvironment(JudgedEnvironment):
     config: RubricConfig
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """The aggregated verdicts; an empty answer passes nothing."""
         if not response.text.strip():
             return GradeResult(0.0, {"answered": 0.0})
         rubric = row["rubric"]
@@ -94,26 +87,19 @@ class Multichallenge(RubricEnvironment):
     name: ClassVar[str] = "multichallenge"
 
     def check_values(self, row: Row) -> None:
-        """Every rubric item has a question, and YES or NO as the answer that passes."""
         check_rubric(row, "question")
         for index, item in enumerate(row["rubric"]):
             if _passing(item) not in (YES, NO):
                 raise RowError(f"rubric[{index}].pass_criteria", "YES or NO", repr(item.get("pass_criteria")))
 
     async def passes(self, row: Row, answer: str, item: dict[str, Any]) -> bool:
-        """Whether the label that the judge names last is the item's, or the word on its last line."""
+        """Whether the label that the judge names last is the item's."""
         passing = _passing(item)
-        failing = NO if passing == YES else YES
-
-        def read(reply: str) -> bool | None:
-            label = last_label([YES, NO])(reply)
-            return label == passing if label else passes_in_words(reply, passing[2:-2], failing[2:-2], answer)
-
         context = str(row.get("context") or "") or "\n\n".join(
             f"[{message['role'].upper()}]: {message['content']}" for message in conversation(row)
         )
         prompt = blocks(conversation=context, candidate=answer, question=str(item["question"]))
-        return await self.ask(_QUESTION_SYSTEM, prompt, read, unclear=passing == NO)
+        return await self.ask(_QUESTION_SYSTEM, prompt, last_label([YES, NO]), unclear=NO) == passing
 
 
 def _passing(item: dict[str, Any]) -> str:
@@ -126,7 +112,6 @@ _CRITERION_SYSTEM = (
     '{"result": "PASS" or "FAIL", "explanation": "one sentence"}.'
 )
 
-PASS, FAIL = "PASS", "FAIL"
 _RESULT = re.compile(r"""(["'])result\1\s*:\s*(["'])\s*(PASS|FAIL)\s*\2""", re.IGNORECASE)
 """A judge's JSON may be broken by what it explains; inside a text of JSON the quotes would be escaped."""
 _PLACEHOLDER = re.compile(r"\{(prompt|model_response|standard_response|criteria)\}")
@@ -142,16 +127,15 @@ class InverseIf(RubricEnvironment):
     name: ClassVar[str] = "inverse_if"
 
     def check_values(self, row: Row) -> None:
-        """Every rubric item has its criterion."""
         check_rubric(row, "criteria")
 
     async def passes(self, row: Row, answer: str, item: dict[str, Any]) -> bool:
-        """Whether the judge's `result` is PASS, the first that it writes and the last; or the word near its end."""
+        """Whether the judge's `result` is PASS, the first that it writes and the last."""
 
         def read(reply: str) -> bool | None:
             results = [result.upper() for _, _, result in _RESULT.findall(reply)]
             # NeMo-Gym takes the first, which may be quoted from the answer or from the instructions.
-            return results[0] == results[-1] == PASS if results else passes_in_words(reply, PASS, FAIL, answer, lines=5)
+            return results[0] == results[-1] == "PASS" if results else None
 
         values = {
             "prompt": str(row.get("prompt") or last_user_text(row)),

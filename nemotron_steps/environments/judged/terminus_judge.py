@@ -10,7 +10,7 @@ from pydantic import Field
 from nemotron_steps.environments.base import GradeResult, Response, Row, RowError, Session
 from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, blocks, last_label
 from nemotron_steps.environments.responses import json_of
-from nemotron_steps.environments.text.json_schema import validation_problem
+from nemotron_steps.environments.text.structured_outputs import problem_with, validator_of
 
 EQUAL, DIFFERENT = "[[A=B]]", "[[A!=B]]"
 
@@ -22,9 +22,7 @@ SYSTEM = (
 )
 
 MAX_LENGTH = 100_000
-"""Characters of a step; a longer one is refused unread."""
 INLINE_LENGTH = 2_000
-"""Keystrokes of either side that are compared at once; more are compared in a helper process."""
 
 _NUMBER, _TEXT, _FLAG = {"type": "number"}, {"type": "string"}, {"type": "boolean"}
 
@@ -49,7 +47,6 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         {"analysis": _TEXT, "plan": _TEXT, "commands": {"type": "array", "items": _COMMAND_2}}, task_complete=_FLAG
     ),
 }
-"""Harness → JSON Schema of one step."""
 
 
 class TerminusConfig(JudgedConfig):
@@ -70,7 +67,6 @@ class TerminusJudge(JudgedEnvironment):
     config: TerminusConfig
 
     def check_values(self, row: Row) -> None:
-        """The harness is known, the expected step is of its schema, a threshold is a number."""
         harness = row["metadata"]["harness"]
         if harness not in SCHEMAS:
             raise RowError("metadata.harness", f"one of {', '.join(SCHEMAS)}", repr(harness))
@@ -78,7 +74,7 @@ class TerminusJudge(JudgedEnvironment):
             expected = json_of(row["expected_answer"])
         except (ValueError, TypeError, RecursionError) as error:
             raise RowError("expected_answer", "a JSON object as text", str(error)) from error
-        problem = validation_problem(expected, SCHEMAS[harness])
+        problem = problem_with(expected, validator_of(SCHEMAS[harness]))
         if problem is not None:
             raise RowError("expected_answer", f"a step of {harness}", problem)
         threshold = row.get("threshold")
@@ -94,17 +90,16 @@ class TerminusJudge(JudgedEnvironment):
             step = json_of(response.text)
         except (ValueError, RecursionError):
             return GradeResult(0.0, details={"gate": "not_json"})
-        problem = validation_problem(step, SCHEMAS[row["metadata"]["harness"]])
+        problem = problem_with(step, validator_of(SCHEMAS[row["metadata"]["harness"]]))
         if problem is not None:
             return GradeResult(0.0, details={"gate": "schema", "problem": problem})
-        if _complete(step) != _complete(expected):
+        done, wanted_done = (bool(s.get("task_complete") or s.get("is_task_complete")) for s in (step, expected))
+        if done != wanted_done:
             return GradeResult(0.0, details={"gate": "task_complete"})
         threshold = row.get("threshold")
         threshold = self.config.string_similarity_threshold if threshold is None else threshold
         wanted, given = keystrokes(expected), keystrokes(step)
-        if not wanted or not given:
-            score = float(wanted == given)
-        elif max(len(wanted), len(given)) <= INLINE_LENGTH:
+        if max(len(wanted), len(given)) <= INLINE_LENGTH:
             score = matching_ratio(wanted, given, threshold)
         else:
             score = float(await self.in_helper(matching_ratio, wanted, given, threshold))
@@ -126,12 +121,10 @@ def keystrokes(step: dict[str, Any]) -> str:
     return "".join(command["keystrokes"] for command in step["commands"])
 
 
-def _complete(step: dict[str, Any]) -> bool:
-    return bool(step.get("task_complete") or step.get("is_task_complete"))
-
-
 def matching_ratio(first: str, second: str, floor: float) -> float:
     """difflib's ratio, quadratic or worse; where it is below `floor`, any linear-time bound that is below it too."""
+    if not first or not second:
+        return float(first == second)
     matcher = SequenceMatcher(None, first, second)
     for bound in (matcher.real_quick_ratio, matcher.quick_ratio):
         if bound() < floor:

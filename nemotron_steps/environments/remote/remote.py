@@ -1,69 +1,49 @@
-"""remote: any NeMo-Gym resources server, or this package's own environment server, as an environment.
+"""remote: any NeMo-Gym resources server, or this package's own environment server, as an environment."""
 
-It is used by `url`, or found through the `head_server` of a running NeMo-Gym: the one that the row's agent uses there.
-"""
-
-from __future__ import annotations
-
-import asyncio
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from urllib.parse import quote
 
-from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from nemotron_steps.environments.base import (
     FLOAT32_MAX,
     AgentRun,
-    CannotJudgeError,
     Environment,
     EnvironmentConfig,
     GradeResult,
-    GraderFailedError,
-    Response,
     Row,
-    RowError,
     Session,
     lookup,
 )
+from nemotron_steps.environments.failures import CannotJudgeError, GraderFailedError, RowError
 from nemotron_steps.environments.http_client import HttpStatusError, JsonClient, ServerUnreachableError
 from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES, notes_from
-from nemotron_steps.environments.remote.head_server import HeadServer, HeadServerConfig, UnknownServerError
-from nemotron_steps.environments.responses import response_object, text_of
+from nemotron_steps.environments.responses import Response, response_object, text_of
 from nemotron_steps.errors import ConfigError, WorkerLostError
 
 ENVIRONMENT_UNAVAILABLE = "environment_unavailable"
-"""Failure class: the server did not answer within the retries."""
 ENVIRONMENT_REFUSED = "environment_refused"
-"""Failure class: the server answered with an error or something else than a verdict."""
 
 
 class RemoteConfig(EnvironmentConfig):
     """Settings."""
 
-    url: str | None = None
-    """Of the server; or give head_server."""
-    head_server: HeadServerConfig | None = None
-    """NeMo-Gym's head server, which says where its servers are: {host, port}, by default 127.0.0.1 and 11000."""
-    server_name: str | None = None
-    """With head_server: what NeMo-Gym's config calls the server or the agent; None: each row's agent_ref.name."""
+    url: str
+    """Of the server."""
     reward_low: float = 0.0
     """The least that the server gives."""
     reward_high: float = 1.0
     """Rewards outside of [reward_low, reward_high] are refused."""
     row_fields: tuple[str, ...] = ()
     """Dotted paths the server needs in every row, checked before the first rollout."""
-    judges_groups: bool = False
-    """Send a prompt's rollouts together to /verify_group (this package's servers)."""
     timeout_s: float = Field(600.0, gt=0.0)
     """Of one request."""
     retries: int = Field(3, ge=0)
     """Further attempts after a connection that failed or a server that was busy."""
     ready_timeout_s: float = Field(60.0, gt=0.0)
-    """How long the server, or the head server, may take to be there when a run begins."""
+    """How long the server may take to be there when a run begins."""
     max_concurrency: int = Field(64, ge=1)
     """Requests at once."""
     policy_base_url: str | None = None
@@ -71,23 +51,11 @@ class RemoteConfig(EnvironmentConfig):
     policy_model_name: str = "policy"
     """Name of the policy at its endpoint, told to the server."""
 
-    @model_validator(mode="after")
-    def _one_way_there(self) -> RemoteConfig:
-        if (self.url is None) == (self.head_server is None):
-            neither = ["url=http://HOST:PORT", "head_server.host=127.0.0.1"]
-            hints = neither if self.url is None else ["url=null", "head_server=null"]
-            raise PydanticCustomError("one_of", "give either url or head_server", {"hints": hints})
-        if self.server_name is not None and self.head_server is None:
-            hints = ["server_name=null"]
-            raise PydanticCustomError("alone", "server_name is looked up at the head_server", {"hints": hints})
-        return self
-
 
 @dataclass
 class _Opened:
-    """A session at a server."""
+    """A session at the server."""
 
-    client: JsonClient
     cookies: str | None
 
 
@@ -99,100 +67,53 @@ class RemoteEnvironment(Environment):
     config: RemoteConfig
 
     def _setup(self) -> None:
-        self.reward_range = (self.config.reward_low, self.config.reward_high)
-        self.judges_groups = self.config.judges_groups  # type: ignore[misc]
-        head, ready_s = self.config.head_server, self.config.ready_timeout_s
-        self._head = None if head is None else HeadServer(head, ready_timeout_s=ready_s, retries=self.config.retries)
-        self._clients: dict[str, JsonClient] = {}
+        config = self.config
+        self.reward_range = (config.reward_low, config.reward_high)
+        self.client = JsonClient(
+            config.url, timeout_s=config.timeout_s, retries=config.retries, max_concurrency=config.max_concurrency
+        )
+        self._policy: dict[str, str] = {}
+        """What the server is told of the policy's endpoint, under NeMo-Gym's names."""
+        if config.policy_base_url is not None:
+            self._policy["policy_base_url"] = config.policy_base_url
+            self._policy["policy_model_name"] = config.policy_model_name
 
     async def start(self) -> None:
-        """Wait for the server, or for the head server that knows it."""
-        if self._head is not None:
-            await asyncio.to_thread(getattr, self._head, "known")
-            return
-        client = self._client_at(str(self.config.url))
         try:
-            await client.wait_ready(self.config.ready_timeout_s)
+            await self.client.wait_ready(self.config.ready_timeout_s)
         except ServerUnreachableError as error:
-            raise _lost(client, error) from error
+            raise self._lost(error) from error
 
     async def close(self) -> None:
-        """Stop the clients' threads."""
-        for client in self._clients.values():
-            client.close()
-
-    def check_resources(self, row: Row) -> None:
-        """The head server must know where the row goes."""
-        if self._head is not None:
-            self._address(self._head, row)
-
-    def _client_of(self, row: Row) -> JsonClient:
-        return self._client_at(self._address(self._head, row) if self._head is not None else str(self.config.url))
-
-    def _client_at(self, url: str) -> JsonClient:
-        if url not in self._clients:
-            config = self.config
-            self._clients[url] = JsonClient(
-                url, timeout_s=config.timeout_s, retries=config.retries, max_concurrency=config.max_concurrency
-            )
-        return self._clients[url]
-
-    def _address(self, head: HeadServer, row: Row) -> str:
-        """URL of the server that a row goes to."""
-        name = self.config.server_name or lookup(row, "agent_ref.name")
-        key = f"env.nemo_gym.environments.{self.name}.server_name"
-        kind = "agents" if self.runs_agent else "resources servers, or agents that use one"
-        if name is None:
-            raise RowError("agent_ref.name", f"one of the {kind} of {head.config.url}, or server_name=NAME", "nothing")
-        try:
-            return head.agent(str(name)) if self.runs_agent else head.resources_server(str(name))
-        except UnknownServerError as error:
-            expected = f"one of the {kind} of {head.config.url}: {', '.join(error.known) or 'it has none'}"
-            if self.config.server_name is None:
-                raise RowError("agent_ref.name", expected, str(error)) from error
-            raise ConfigError(
-                f"the head server of NeMo-Gym does not know `{error}`",
-                where=key,
-                expected=expected,
-                found=str(error),
-                hints=tuple(f"{key}={known}" for known in error.known[:3]),
-            ) from error
+        self.client.close()
 
     def check_values(self, row: Row) -> None:
-        """The configured fields must be there."""
         for path in self.config.row_fields:
             if lookup(row, path) is None:
                 raise RowError(path, f"a value at `{path}`", "nothing")
 
     async def seed(self, row: Row) -> Session:
-        """Open the server's session; which server it is and its cookie are the state."""
-        session, client = await super().seed(row), self._client_of(row)
+        """Open the server's session; its cookie is the state."""
+        session = await super().seed(row)
         try:
-            answer, cookies = await client.post("/seed_session", {**row, **self.policy_fields()})
+            answer, cookies = await self.client.post("/seed_session", {**row, **self._policy})
         except (ServerUnreachableError, HttpStatusError) as error:
-            raise _lost(client, error) from error
-        session.state = _Opened(client, cookies)
+            raise self._lost(error) from error
+        session.state = _Opened(cookies)
         if isinstance(answer, dict) and isinstance(answer.get("tools"), list) and answer["tools"]:
             session.tools = answer["tools"]
         return session
-
-    def policy_fields(self) -> dict[str, str]:
-        """What the server is told of the policy's endpoint, under NeMo-Gym's names."""
-        if self.config.policy_base_url is None:
-            return {}
-        url, name = self.config.policy_base_url, self.config.policy_model_name
-        return {"policy_base_url": url, "policy_model_name": name}
 
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
         """POST the arguments to /{name}. What the server refuses is the tool's output; a dead server is an error."""
         opened: _Opened = session.state
         try:
             path = f"/{quote(name, safe='')}"
-            answer, cookies = await opened.client.post(path, arguments, cookies=opened.cookies)
+            answer, cookies = await self.client.post(path, arguments, cookies=opened.cookies)
         except HttpStatusError as error:
             return f"error: {error}"
         except ServerUnreachableError as error:
-            raise _lost(opened.client, error) from error
+            raise self._lost(error) from error
         opened.cookies = cookies or opened.cookies
         output = answer.get("output") if isinstance(answer, dict) and set(answer) == {"output"} else answer
         try:
@@ -201,31 +122,22 @@ class RemoteEnvironment(Environment):
             return "error: the answer is nested too deep"
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """The server's reward; a masked or missing one is a failure, and so is an error of the server unless it grades
-        another answer to the row."""
-        try:
-            body = {**row, "response": response_object(response)}
-            opened = session.state or _Opened(self._client_of(row), None)
-            answer, _ = await opened.client.post("/verify", body, cookies=opened.cookies)
-        except (ServerUnreachableError, HttpStatusError) as error:
-            raise no_verdict(error) from error
-        return self._verdict(answer)
+        """The server's reward; a masked or missing one is a failure."""
+        cookies = session.state.cookies if session.state else None
+        return self._verdict(await self._judged("/verify", {**row, "response": response_object(response)}, cookies))
 
-    async def verify_group(
-        self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
-    ) -> list[GradeResult]:
-        """One by one, or together for an environment that judges groups."""
-        if not self.judges_groups:
-            return await super().verify_group(row, responses, sessions)
-        body = {"row": dict(row), "responses": [response_object(response) for response in responses]}
+    def _lost(self, error: Exception) -> WorkerLostError:
+        message, url = "the remote environment does not answer", self.config.url
+        return WorkerLostError(message, where=url, found=str(error), hints=(f"curl {url}/",))
+
+    async def _judged(self, path: str, body: Any, cookies: str | None = None) -> Any:
+        """A server's answer. A request that is refused may be its answer's fault (Environment)."""
         try:
-            answer, _ = await self._client_of(row).post("/verify_group", body)
-        except (ServerUnreachableError, HttpStatusError) as error:
-            raise no_verdict(error) from error
-        verdicts = answer.get("verdicts") if isinstance(answer, dict) else None
-        if not isinstance(verdicts, list) or len(verdicts) != len(responses):
-            return [GradeResult.failed(ENVIRONMENT_REFUSED, message="not one verdict a response") for _ in responses]
-        return [self._verdict(item) for item in verdicts]
+            return (await self.client.post(path, body, cookies=cookies))[0]
+        except HttpStatusError as error:
+            raise GraderFailedError(ENVIRONMENT_REFUSED, str(error)) from error
+        except ServerUnreachableError as error:
+            raise CannotJudgeError(ENVIRONMENT_UNAVAILABLE, str(error)) from error
 
     def _verdict(self, answer: Any) -> GradeResult:
         """A server's answer as a verdict. A reward beside a `failure` does not count; `failure_reason` only names one,
@@ -281,11 +193,11 @@ class RemoteAgent(RemoteEnvironment):
     async def run_agent(self, row: Row, sampling: dict[str, Any]) -> AgentRun:
         """Have the server run one rollout. A server that fails is a failure to judge, never a reward."""
         asked = {**row["responses_create_params"], **sampling}
-        body = {**row, "responses_create_params": asked, **self.policy_fields()}
+        body = {**row, "responses_create_params": asked, **self._policy}
         try:
-            answer, _ = await self._client_of(row).post("/run", body)
-        except (ServerUnreachableError, HttpStatusError) as error:
-            return AgentRun([], GradeResult.of_error(no_verdict(error)))
+            answer = await self._judged("/run", body)
+        except CannotJudgeError as error:
+            return AgentRun([], GradeResult.of_error(error))
         response = (answer.get("response") if isinstance(answer, dict) else None) or {}
         output = response.get("output") if isinstance(response, dict) else None
         if not isinstance(output, list) or not all(isinstance(item, dict) for item in output):
@@ -296,20 +208,6 @@ class RemoteAgent(RemoteEnvironment):
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """Never asked for: the verdict comes with the rollout."""
         raise AssertionError("an agent's rollout carries its own verdict")
-
-
-def no_verdict(error: ServerUnreachableError | HttpStatusError) -> CannotJudgeError:
-    """What to raise where a server gave none. An error over a request may be its answer's fault (Environment); a server
-    that is not there, or busy, is no answer's."""
-    if isinstance(error, HttpStatusError):
-        return GraderFailedError(ENVIRONMENT_REFUSED, str(error))
-    kind = GraderFailedError if error.over_request else CannotJudgeError
-    return kind(ENVIRONMENT_UNAVAILABLE, str(error))
-
-
-def _lost(client: JsonClient, error: Exception) -> WorkerLostError:
-    message, url = "the remote environment does not answer", client.base_url
-    return WorkerLostError(message, where=url, found=str(error), hints=(f"curl {url}/",))
 
 
 def _refused(what: str, found: Any) -> GradeResult:

@@ -16,12 +16,10 @@ from nemotron_steps.environments.swe.recorder import HOLD
 CANDIDATES = 32
 """Values among which an opaque object has to be equal to the right one alone."""
 RECORD_BYTES = 8 * 1024 * 1024
-"""Of all records of a run."""
 
 Test = tuple[str, str]
 """(path, "Class.function")"""
 Orders = Mapping[str, list[Any]]
-"""Key → its candidates in the order of a run."""
 
 OPERATIONS: dict[str, Callable[[Any, Any], bool]] = {
     **HOLD,

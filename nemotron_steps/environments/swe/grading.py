@@ -22,14 +22,12 @@ from nemotron_steps.environments.swe.expectations import RECORD_BYTES, Findings
 from nemotron_steps.environments.swe.harness import test_run
 from nemotron_steps.environments.swe.working_copy import Changes, WorkingCopy, is_test
 from nemotron_steps.sandbox.base import Outcome
-from nemotron_steps.sandbox.container_session import SandboxSession
-from nemotron_steps.sandbox.session import SessionOverError
+from nemotron_steps.sandbox.session import ServedSession, SessionOverError
 
 TESTS = "{tests}"
 """Stands in a test command for the test files' paths. A command without it names its tests itself."""
 READ_S = 60.0
 REMEMBERED = 1024
-"""Tasks."""
 
 _PATCHED = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)
 
@@ -79,14 +77,14 @@ class Graded:
 class Ready:
     """A repository in a session, with the changes and the tests as they were written."""
 
-    session: SandboxSession
+    session: ServedSession
     root: str
     modules: Sequence[str]
 
 
 def prepared(
-    session: Callable[[], SandboxSession],
-    copy: Callable[[SandboxSession], WorkingCopy],
+    session: Callable[[], ServedSession],
+    copy: Callable[[ServedSession], WorkingCopy],
     changes: Changes,
     tests: HiddenTests,
 ) -> Prepare:
@@ -154,7 +152,11 @@ class Grader:
             if laid is None:
                 return Graded(applied=False)
             if known.tests is None:
-                texts = await _read(laid)  # nothing that was changed has run yet
+                texts: dict[str, str] = {}  # nothing that was changed has run yet
+                for path in laid.modules:
+                    read = await laid.session.run(["cat", "--", path], cwd=laid.root, wall_s=READ_S)
+                    if read.ok:
+                        texts[path] = read.stdout
                 known.tests = known.tests or Blinded(texts)
             tests = known.tests
             run = await _run(laid, tests, command, wall_s)
@@ -198,15 +200,10 @@ async def _run(
     if texts and result.outcome is Outcome.EXITED:
         argv = ["head", "-c", str(RECORD_BYTES), "--", tests.record_path]
         records = (await laid.session.run(argv, cwd="/", wall_s=READ_S)).stdout
-
-    def read() -> _Run:
-        output = tests.expected.as_written(f"{result.stdout}\n{result.stderr}")
-        told = test_run(output)
-        return _Run(
-            told.passed, tests.expected.findings(told.passed, told.others, records, orders), result.outcome, output
-        )
-
-    return await asyncio.to_thread(read)
+    output = await asyncio.to_thread(tests.expected.as_written, f"{result.stdout}\n{result.stderr}")
+    told = await asyncio.to_thread(test_run, output)
+    found = await asyncio.to_thread(tests.expected.findings, told.passed, told.others, records, orders)
+    return _Run(told.passed, found, result.outcome, output)
 
 
 async def run_as_written(prepare: Prepare, command: str, wall_s: float) -> Graded:
@@ -222,12 +219,3 @@ def test_modules(paths: Iterable[str]) -> list[str]:
     """Those of some files that a runner is given."""
     tests = [path for path in set(paths) if path.endswith(".py") and is_test(path)]
     return sorted(path for path in tests if re.search(r"(^|/)(test[^/]*|[^/]*_test\.py)$", path))
-
-
-async def _read(laid: Ready) -> dict[str, str]:
-    found = {}
-    for path in laid.modules:
-        result = await laid.session.run(["cat", "--", path], cwd=laid.root, wall_s=READ_S)
-        if result.ok:
-            found[path] = result.stdout
-    return found

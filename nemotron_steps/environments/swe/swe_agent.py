@@ -11,7 +11,6 @@ A row has SWE-bench's fields (instance_id, repo, base_commit, patch, test_patch,
 
 import hashlib
 import json
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,38 +19,21 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import (
-    CannotJudgeError,
-    Environment,
-    EnvironmentConfig,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-)
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Response, Row, Session
+from nemotron_steps.environments.failures import CannotJudgeError, RowError
 from nemotron_steps.environments.swe.expectations import RECORD_BYTES
-from nemotron_steps.environments.swe.grading import Grader, HiddenTests, prepared
+from nemotron_steps.environments.swe.grading import Graded, Grader, HiddenTests, prepared
 from nemotron_steps.environments.swe.harness import GONE, TOOLS, tests_of
 from nemotron_steps.environments.swe.working_copy import Changes, FilesCopy, ImageCopy, WorkingCopy
 from nemotron_steps.sandbox.base import MIB, Limits, Outcome
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
-from nemotron_steps.sandbox.container_session import ApptainerSession, ContainerSession, SandboxSession
-from nemotron_steps.sandbox.session import BubblewrapSession, SessionOverError
+from nemotron_steps.sandbox.session import BubblewrapSession, ContainerSession, ServedSession, SessionOverError
 
 AGENT_TIMEOUT = "agent_timeout"
-"""Failure class: the agent's total time is used up."""
 AGENT_OUT_OF_MEMORY = "agent_out_of_memory"
-"""Failure class: the agent's memory, files included, is used up."""
 TESTS_TIMEOUT = "tests_timeout"
-"""Failure class: the tests did not end in time."""
 TESTS_OUT_OF_MEMORY = "tests_out_of_memory"
-"""Failure class: the tests used up their memory."""
 NO_WORKING_COPY = "no_working_copy"
-"""Failure class: the agent worked elsewhere, and what it changed is not in the rollout."""
-
-REMEMBERED = 4096
-"""Verdicts: the same changes to the same task are graded once."""
 
 
 class SweAgentConfig(EnvironmentConfig):
@@ -114,10 +96,8 @@ class SweAgent(Environment):
     def _setup(self) -> None:
         self._bubblewrap = BubblewrapSandbox(self.config.max_concurrency, self.config.read_only)
         self._grader = Grader()
-        self._verdicts: OrderedDict[str, GradeResult] = OrderedDict()
 
     def check_values(self, row: Row) -> None:
-        """There is a repository and there are tests."""
         for key in ("FAIL_TO_PASS", "PASS_TO_PASS"):
             try:
                 found = tests_of(row, key)
@@ -140,19 +120,13 @@ class SweAgent(Environment):
                 if not isinstance(text, str) or pure.is_absolute() or ".." in pure.parts:
                     raise RowError(key, "relative paths and texts", repr(path)[:80])
 
-    async def start(self) -> None:
-        """Nothing yet: rows say whether bubblewrap or containers are needed, and their sessions check it."""
-
     async def close(self) -> None:
-        """Close the sandbox."""
         await self._bubblewrap.close()
 
     async def seed(self, row: Row) -> Session:
-        """The working copy is made at the first call."""
         return Session(tools=self.tools_of(row), state=_Agent(row))
 
     def tools_of(self, row: Row) -> list[dict[str, Any]]:
-        """The harness's tools."""
         return [dict(tool) for tool in TOOLS]
 
     async def seed_recorded(self, row: Row) -> Session:
@@ -185,7 +159,6 @@ class SweAgent(Environment):
             return GONE
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """See the module docstring."""
         agent: _Agent | None = session.state
         if agent is None:
             raise CannotJudgeError(NO_WORKING_COPY, "a rollout of another place has left no changed files here")
@@ -203,22 +176,25 @@ class SweAgent(Environment):
             details["unread"] = changes.unread
         if not changes:
             return GradeResult(0.0, components, details=details)
-        verdict = await self._graded(row, changes)
-        return GradeResult(verdict.reward, {**components, **verdict.components}, details={**details, **verdict.details})
+        graded = await self._graded(row, changes)
+        if graded is None:
+            details["tests"] = "the code under test ended the sandbox"
+            return GradeResult(0.0, components, details=details)
+        asked = tests_of(row, "FAIL_TO_PASS")
+        failed = (asked | tests_of(row, "PASS_TO_PASS")) - graded.passed
+        components["proved"] = len(asked & graded.proved) / len(asked)
+        details["not_passed"] = sorted(failed)[:20]
+        return GradeResult(float(not failed and graded.applied), components, details=details)
 
     async def release(self, session: Session) -> None:
-        """End the working copy."""
         agent: _Agent | None = session.state
         if agent is not None and agent.copy is not None:
             copy, agent.copy = agent.copy, None
             await copy.session.__aexit__(None, None, None)
 
-    async def _graded(self, row: Row, changes: Changes) -> GradeResult:
+    async def _graded(self, row: Row, changes: Changes) -> Graded | None:
+        """How the tests go; None where the code under test ended their sandbox."""
         task = hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()
-        key = f"{task} {changes.digest}"
-        if key in self._verdicts:
-            self._verdicts.move_to_end(key)
-            return self._verdicts[key]
         tests = HiddenTests.of(row, self.config.test_command)
         wall_s = self.config.tests_timeout_s + self.config.command_timeout_s
         session = partial(self._session, row, wall_s, output_bytes=2 * RECORD_BYTES)
@@ -230,26 +206,18 @@ class SweAgent(Environment):
                 raise CannotJudgeError(TESTS_OUT_OF_MEMORY, "while the tests ran") from error
             if error.outcome is Outcome.TIMEOUT:
                 raise CannotJudgeError(TESTS_TIMEOUT, "while the tests ran") from error
-            return GradeResult(0.0, details={"tests": "the code under test ended the sandbox"})
+            return None
         if graded.outcome is Outcome.TIMEOUT:
             raise CannotJudgeError(TESTS_TIMEOUT, f"after {self.config.tests_timeout_s:.0f} s")
-        asked = tests_of(row, "FAIL_TO_PASS")
-        wanted = asked | tests_of(row, "PASS_TO_PASS")
-        proved = len(asked & graded.proved) / len(asked)
-        failed = sorted(wanted - graded.passed)[:20]
-        verdict = GradeResult(float(not failed and graded.applied), {"proved": proved}, details={"not_passed": failed})
-        self._verdicts[key] = verdict
-        if len(self._verdicts) > REMEMBERED:
-            self._verdicts.popitem(last=False)
-        return verdict
+        return graded
 
-    def _copy_in(self, row: Row, session: SandboxSession) -> WorkingCopy:
+    def _copy_in(self, row: Row, session: ServedSession) -> WorkingCopy:
         shown = self.config.shown_characters
         if row.get("files") is not None:
             return FilesCopy(session, row["files"], shown)
         return ImageCopy(session, self.config.repository, str(row.get("base_commit") or ""), shown)
 
-    def _session(self, row: Row, wall_s: float, output_bytes: int = MIB) -> SandboxSession:
+    def _session(self, row: Row, wall_s: float, output_bytes: int = MIB) -> ServedSession:
         limits = Limits(
             wall_s=wall_s,
             cpu_s=int(wall_s) + 1,
@@ -259,19 +227,14 @@ class SweAgent(Environment):
             scratch_bytes=self.config.disk_mib * MIB,
             output_bytes=output_bytes,
         )
+        command_s, slots = self.config.command_timeout_s, self._bubblewrap.slots
         if row.get("files") is not None:
-            return BubblewrapSession(self._bubblewrap, limits=limits, command_s=self.config.command_timeout_s)
-        if self.config.engine == "apptainer":
-            return ApptainerSession(
-                self._image(row), self._bubblewrap.slots, limits=limits, command_s=self.config.command_timeout_s
-            )
-        return ContainerSession(self.config.engine, self._image(row), limits=limits, session_s=wall_s)
+            return BubblewrapSession(self._bubblewrap, limits=limits, command_s=command_s)
+        return ContainerSession(self.config.engine, self._image(row), slots, limits=limits, command_s=command_s)
 
     def _image(self, row: Row) -> str:
-        image = row.get("image") or row.get("image_name") or row.get("docker_image")
-        if image:
-            return str(image)
-        return (self.config.image or "").replace("{instance_id}", str(row["instance_id"]))
+        own = row.get("image") or row.get("image_name") or row.get("docker_image")
+        return str(own or (self.config.image or "").replace("{instance_id}", str(row["instance_id"])))
 
     @staticmethod
     def _refuse_used_up(outcome: Outcome) -> None:

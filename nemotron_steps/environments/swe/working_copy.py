@@ -23,7 +23,7 @@ from typing import Any
 from nemotron_steps.environments.swe.harness import command_text, replaced, shortened, view_text
 from nemotron_steps.errors import SandboxError
 from nemotron_steps.sandbox.base import Outcome, SandboxResult
-from nemotron_steps.sandbox.container_session import SandboxSession
+from nemotron_steps.sandbox.session import ServedSession
 
 STEERING = frozenset(
     {
@@ -32,12 +32,10 @@ STEERING = frozenset(
         *(".coveragerc", "noxfile.py"),
     }
 )
-"""Names of files that a test run reads by itself."""
 TEST_FOLDERS = frozenset({"test", "tests"})
 HIDDEN_FOLDERS = frozenset({".git", ".hg", ".svn", ".tox", ".nox", ".venv", "venv", "__pycache__", ".pytest_cache"})
 COMPILED = frozenset({".pyc", ".pyo", ".so", ".pyd", ".pth", ".egg-link"})
 RUNNERS = frozenset({"pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "xdist", "coverage", "nose"})
-"""Packages that a test run imports besides the standard library."""
 SOURCE_FOLDERS = frozenset({"src", "lib"})
 
 
@@ -74,15 +72,11 @@ def is_test(path: str) -> bool:
 
 FILES_ROOT = "/scratch/repo"
 MAX_CHANGED_FILES = 200
-"""A change of more files is not taken for a fix."""
 FILE_BYTES = 512 * 1024
-"""Of a file that view shows, edit changes and grading takes."""
 QUICK_S = 60.0
-"""For the harness's own commands."""
 
 _DIFF = re.compile(r"^diff --git ", re.MULTILINE)
 _LINK = re.compile(r"^(new file mode|index [0-9a-f.]+) 120000$", re.MULTILINE)
-"""Of a symbolic link that is new, or leads somewhere else than it did."""
 _SUM = re.compile(r"([0-9a-f]{64})  \./(.+)")
 
 
@@ -96,12 +90,6 @@ class Changes:
     left_out: tuple[str, ...] = ()
     unread: str = ""
 
-    @property
-    def digest(self) -> str:
-        """The same for the same changes."""
-        text = repr((sorted(self.files.items()), self.patch))
-        return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-
     def __bool__(self) -> bool:
         return bool(self.files) or bool(self.patch)
 
@@ -109,7 +97,7 @@ class Changes:
 class WorkingCopy(ABC):
     """A repository in a session that has been entered; the agent sees `shown` characters of an output."""
 
-    def __init__(self, session: SandboxSession, root: str, shown: int) -> None:
+    def __init__(self, session: ServedSession, root: str, shown: int) -> None:
         self.session = session
         self.root = root
         self._shown = shown
@@ -183,7 +171,7 @@ class WorkingCopy(ABC):
 class FilesCopy(WorkingCopy):
     """A repository out of a row's `files`."""
 
-    def __init__(self, session: SandboxSession, files: Mapping[str, str], shown: int) -> None:
+    def __init__(self, session: ServedSession, files: Mapping[str, str], shown: int) -> None:
         super().__init__(session, FILES_ROOT, shown)
         self._files = files
 
@@ -234,7 +222,7 @@ class FilesCopy(WorkingCopy):
 class ImageCopy(WorkingCopy):
     """A repository that is in a container image, at `root`, with its git metadata."""
 
-    def __init__(self, session: SandboxSession, root: str, base_commit: str, shown: int) -> None:
+    def __init__(self, session: ServedSession, root: str, base_commit: str, shown: int) -> None:
         super().__init__(session, root, shown)
         self._base = base_commit or "HEAD"
 

@@ -21,7 +21,6 @@ class CalendarEvents(Environment):
     required_fields: ClassVar[tuple[str, ...]] = ("exp_cal_state",)
 
     def check_values(self, row: Row) -> None:
-        """Every expected event has a duration, a window and a readable constraint."""
         state = row["exp_cal_state"]
         if not isinstance(state, dict):
             raise RowError("exp_cal_state", "an object of event id → event", type(state).__name__)
@@ -81,16 +80,13 @@ def bounds(event: Event) -> tuple[int, int, int | None]:
     if constraint is None:
         return earliest, latest, None
     word, _, rest = str(constraint).partition(" ")
-    if word == "before":
-        return earliest, min(latest, minutes(rest)), None
-    if word == "after":
-        return max(earliest, minutes(rest)), latest, None
-    if word == "between":
-        begin, _, end = rest.partition(" and ")
-        return max(earliest, minutes(begin)), min(latest, minutes(end)), None
     if word == "at":
         return earliest, latest, minutes(rest)
-    raise ValueError(f"unknown constraint {constraint!r}")
+    begin, _, end = rest.partition(" and ") if word == "between" else (rest, "", rest)
+    if word not in ("before", "after", "between"):
+        raise ValueError(f"unknown constraint {constraint!r}")
+    earliest = earliest if word == "before" else max(earliest, minutes(begin))
+    return earliest, latest if word == "after" else min(latest, minutes(end)), None
 
 
 def minutes(clock: str) -> int:

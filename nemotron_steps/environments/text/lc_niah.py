@@ -33,7 +33,6 @@ class LcNiah(Environment):
     config: LcNiahConfig
 
     def check_values(self, row: Row) -> None:
-        """The expected answer is a JSON list."""
         try:
             valid = isinstance(json.loads(row["expected_answer"]), list)
         except (ValueError, TypeError):
@@ -42,7 +41,6 @@ class LcNiah(Environment):
             raise RowError("expected_answer", "a JSON list of nodes, as text", repr(row["expected_answer"])[:80])
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """F1 x (1 - overlap)."""
         expected = {str(node) for node in json.loads(row["expected_answer"])}
         found = final_nodes(response.text)
         score = 0.0 if found is None else f1(expected, found)

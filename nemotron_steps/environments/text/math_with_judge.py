@@ -8,20 +8,11 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import (
-    CannotJudgeError,
-    Environment,
-    EnvironmentConfig,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-)
-from nemotron_steps.environments.judged.judging import JudgeSampling, ask, blocks, least_label
+from nemotron_steps.environments.base import EnvironmentConfig, GradeResult, Response, Row, Session
+from nemotron_steps.environments.failures import CannotJudgeError, RowError
+from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, blocks, least_label
 from nemotron_steps.environments.text.extraction import last_boxed
 
-JUDGE_ROLE = "judge_model"
 EQUAL, DIFFERENT = "[[A=B]]", "[[A!=B]]"
 
 SYSTEM = (
@@ -35,25 +26,20 @@ _CONTENT = re.compile(r"[^\s$'\"{}]")
 MAX_LENGTH = 10_000
 """Characters of a box, or four times the expected answer if that is more."""
 EXPECTED_UNPARSEABLE = "expected_answer_unparseable"
-"""Failure class: math-verify cannot read the row's expected answer as an expression, and no judge could be asked."""
 
 
-class MathWithJudgeConfig(EnvironmentConfig):
+class MathWithJudgeConfig(JudgedConfig):
     """Settings."""
 
     should_use_judge: bool = True
     """Ask the judge about answers that the library calls different."""
-    judge_responses_create_params: JudgeSampling = JudgeSampling()
-    """How the judge samples: temperature, top_p, max_output_tokens."""
-    judge_parse_retries: int = Field(2, ge=0)
-    """How often a judge whose reply has no verdict is asked again."""
     library_verifier_timeout_seconds: float = Field(10.0, gt=0.0)
     """Seconds of processor time of one comparison by the library."""
     library_verifier_max_concurrency: int = Field(2, ge=1)
     """Comparisons at once, each in a helper process."""
 
 
-class MathWithJudge(Environment):
+class MathWithJudge(JudgedEnvironment):
     """See the module docstring. A row has `question` and `expected_answer`, texts."""
 
     name: ClassVar[str] = "math_with_judge"
@@ -62,8 +48,7 @@ class MathWithJudge(Environment):
     config: MathWithJudgeConfig
 
     def needed_judges(self) -> tuple[str, ...]:
-        """The judge, when it is on."""
-        return (JUDGE_ROLE,) if self.config.should_use_judge else ()
+        return (self.role,) if self.config.should_use_judge else ()
 
     def check_values(self, row: Row) -> None:
         """The expected answer must be non-empty text, and one that math-verify reads where there is no judge."""
@@ -73,12 +58,7 @@ class MathWithJudge(Environment):
             found = repr(row["expected_answer"])[:80]
             raise RowError("expected_answer", "a mathematical expression" if expected else "a non-empty answer", found)
 
-    def right_answer(self, row: Row) -> Response:
-        """The expected answer in a box."""
-        return Response(f"\\boxed{{{strip_delimiters(str(row['expected_answer']))}}}")
-
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """1 if equal, else 0."""
         return await self.verify_answer(str(row["question"]), str(row["expected_answer"]), response.text)
 
     async def verify_answer(self, question: str, expected: str, text: str) -> GradeResult:
@@ -117,9 +97,7 @@ class MathWithJudge(Environment):
 
     async def _judge(self, question: str, first: str, second: str) -> bool:
         prompt = f"{blocks(question=question)}\nA:\n{blocks(answer_1=first)}\nB:\n{blocks(answer_2=second)}"
-        sampling, retries = self.config.judge_responses_create_params, self.config.judge_parse_retries
-        read = least_label([EQUAL, DIFFERENT])
-        return await ask(self.judges[JUDGE_ROLE], SYSTEM, prompt, read, sampling, retries) == EQUAL
+        return await self.ask(SYSTEM, prompt, least_label([EQUAL, DIFFERENT]), DIFFERENT) == EQUAL
 
 
 def strip_delimiters(text: str) -> str:

@@ -22,7 +22,6 @@ GradingMode = Literal["strict_single_letter_boxed", "lenient_boxed", "lenient_an
 
 _ONE_LETTER = re.compile(r"[^A-Za-z]*([A-Z])[^A-Za-z]*")
 _LABEL = re.compile(r"([A-Z])\s*[:).\-]")
-"""A letter, then what sets it off from the option's text: "B: blue", "C) red"."""
 _TEXT_WRAP = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\s*\{\s*")
 _ANSWER_COLON = re.compile(r"answer\s*:\s*(.+)", re.IGNORECASE)
 _ANSWER_COLON_MARKDOWN = re.compile(r"answer[*_]{0,2}\s*:[*_\s]{0,2}(.+)", re.IGNORECASE)
@@ -30,7 +29,6 @@ _STANDALONE = re.compile(r"(?<![A-Za-z0-9])[A-Za-z](?![A-Za-z0-9])")
 _CHOICE_SEPARATOR = re.compile(r"\s*[/|&,;]\s*|\s+(?:or|and)\s+|\s+", re.IGNORECASE)
 """Between two letters: then both are offered, and neither is the answer."""
 _LOCAL_LETTERS = str.maketrans(dict(zip("أبجدঅবডঢ", "ABCDABCD", strict=True)))
-"""The first four letters of Arabic and Bengali answer keys."""
 
 
 class McqaConfig(EnvironmentConfig):
@@ -67,7 +65,6 @@ class Mcqa(Environment):
             raise RowError("grading_mode", f"one of {', '.join(get_args(GradingMode))}", repr(mode))
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """1 if the extracted letter equals the key, else 0."""
         text, options, letter = response.text, options_of(row), None
         patterns = output_regexes(row)
         if patterns and text.strip():

@@ -27,7 +27,6 @@ from nemotron_steps.environments.text.extraction import last_answer_tag, last_bo
 from nemotron_steps.errors import UnsupportedError
 
 EVALUATED_AS_LITERAL = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
-"""Data sets whose scorer calls eval on the answer."""
 
 EVALUATED_AS_EXPRESSION = frozenset(
     {"countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"}
@@ -41,15 +40,12 @@ PAID_FOR_ANYTHING = frozenset({"coin_flip", "game_of_life_halting"})
 """Data sets whose scorer also pays answers of another value in full: a number's first digit, any text."""
 
 MAX_LENGTH = 20_000
-"""Characters of an answer."""
 
 UNPARSEABLE = "?"
-"""Stands in for a refused answer: no scorer can read it as anything."""
 
 _BITWISE = frozenset("0123456789abcdefABCDEFxX+-*&|^~<>() ")
 
 SCORER_FAILED = "scorer_failed"
-"""Failure class: the library's scorer raised on this row even for the row's own answer."""
 
 Scorer = Callable[..., float]
 
@@ -80,7 +76,6 @@ class ReasoningGym(Environment):
             raise RowError("metadata", f"what the scorer of {source} needs", failure[:200])
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """The library's score in [0, 1]."""
         answer, vetted, entry = _vetted(row, response.text)
         if row["metadata"]["source_dataset"] in EVALUATED_AS_EXPRESSION and vetted is answer:
             score, failure = await self.in_helper(score_answer, vetted, entry)

@@ -6,12 +6,13 @@ import io
 import json
 import tomllib
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, get_args
 
 from nemotron_steps.environments.base import Environment, GradeResult, Row, RowError, Session
 from nemotron_steps.environments.responses import Response, finite, json_of
-from nemotron_steps.environments.text.json_schema import problem_with, schema_problem, strictify, validator_of
+from nemotron_steps.errors import UnsupportedError
 
 Format = Literal["json", "yaml", "xml", "toml", "csv"]
 
@@ -19,6 +20,10 @@ MAX_LENGTH = 100_000
 """Characters of a document, which is some 25,000 tokens. Within them every parser here ends in about a second."""
 MAX_DEPTH = 100
 """Nesting of a YAML document, whose parser takes quadratic time over it and then overflows its stack."""
+
+DATA = ("enum", "const", "default")
+"""Keywords of a schema whose values are data, not schemas."""
+TOO_DEEP = "nested too deep"
 
 Schema = dict[str, Any]
 
@@ -46,7 +51,12 @@ def parse(text: str, kind: str, schema: Schema) -> Any:
             root = ElementTree.fromstring(text.strip())
             return finite(coerce({root.tag: _element(root)}, schema))
         if kind == "csv":
-            return finite(_csv(text, schema))
+            header, *rows = csv.reader(io.StringIO(text), strict=True)
+            rows = [line for line in rows if line]
+            if not rows or any(len(line) != len(header) for line in rows):
+                raise FormatError("no row, or one with more or fewer fields than the header")
+            items = schema.get("items", schema)
+            return finite([coerce(dict(zip(header, line, strict=True)), items) for line in rows])
     except FormatError:
         raise
     except (ValueError, RecursionError, csv.Error, ElementTree.ParseError) as error:
@@ -73,23 +83,21 @@ def coerce(value: Any, schema: Any) -> Any:
         if value == "" and "null" in kinds:
             return None
         for name in kinds:
-            converted = _scalar(value, name)
-            if converted is not None:
-                return converted
+            try:
+                if name in _SCALARS:
+                    return _SCALARS[name](value)
+            except (ValueError, KeyError):
+                continue
     return value
 
 
-def _scalar(text: str, kind: Any) -> Any:
-    try:
-        if kind == "integer":
-            return int(text)
-        if kind == "number":
-            return float(text)
-    except ValueError:
-        return None
-    if kind == "boolean":
-        return {"true": True, "1": True, "false": False, "0": False}.get(text.lower())
-    return text if kind == "string" else None
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+_SCALARS: dict[Any, Callable[[str], Any]] = {
+    "integer": int,
+    "number": float,
+    "boolean": lambda text: _BOOLEANS[text.lower()],
+    "string": str,
+}
 
 
 def _yaml(text: str) -> Any:
@@ -129,20 +137,7 @@ def _element(element: ElementTree.Element) -> Any:
     return data
 
 
-def _csv(text: str, schema: Schema) -> list[Any]:
-    items = schema.get("items", schema)
-    lines = csv.reader(io.StringIO(text), strict=True)
-    header = next(lines, [])
-    rows = [line for line in lines if line]
-    if any(len(line) != len(header) for line in rows):
-        raise FormatError("a row has more or fewer fields than the header")
-    if not rows:
-        raise FormatError("a header and no row")
-    return [coerce(dict(zip(header, line, strict=True)), items) for line in rows]
-
-
 INLINE_LENGTH = 10_000
-"""Longer answers, and schemas with regular expressions of their own, are graded in a helper process."""
 
 
 class StructuredOutputs(Environment):
@@ -155,7 +150,6 @@ class StructuredOutputs(Environment):
     required_fields: ClassVar[tuple[str, ...]] = ("schema_str",)
 
     def check_values(self, row: Row) -> None:
-        """The schema must be a valid JSON Schema and the format, json where none is named, a known one."""
         if _format(row) not in get_args(Format):
             raise RowError("schema_type", f"one of {', '.join(get_args(Format))}", repr(row["schema_type"]))
         try:
@@ -167,13 +161,13 @@ class StructuredOutputs(Environment):
         problem = schema_problem(strictify(schema))
         if problem is not None:
             raise RowError("schema_str", "a valid JSON Schema", problem)
-        if _is_tool_call(row) and not row.get("tool_name"):
+        if row.get("response_mode") == "tool_call" and not row.get("tool_name"):
             raise RowError("tool_name", "the tool to call, since response_mode is tool_call", "none")
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 or 0; `details` names what was wrong."""
         schema, text, kind, key = str(row["schema_str"]), response.text, _format(row), None
-        if is_call := _is_tool_call(row):
+        if is_call := row.get("response_mode") == "tool_call":
             names = [call.name for call in response.tool_calls]
             if names != [row["tool_name"]]:
                 wrong = f"expected one call of {row['tool_name']}, found {names}"[:300]
@@ -211,5 +205,53 @@ def _format(row: Row) -> str:
     return str(row.get("schema_type") or "json")
 
 
-def _is_tool_call(row: Row) -> bool:
-    return row.get("response_mode") == "tool_call"
+def validator_of(schema: dict[str, Any]) -> Any:
+    """What `problem_with` asks; it takes longer to make than to ask."""
+    try:
+        import jsonschema
+        from jsonschema_specifications import REGISTRY
+    except ImportError as error:
+        what = "schema validation needs the jsonschema package"
+        raise UnsupportedError(what, found=str(error), hints=("pip install jsonschema",)) from error
+    # A schema may refer to the metaschemas besides itself, and to nothing over the network.
+    return jsonschema.Draft202012Validator(schema, registry=REGISTRY)
+
+
+def problem_with(value: Any, validator: Any) -> str | None:
+    """The first reason why a value does not satisfy a schema, or None: to collect them all takes far longer."""
+    try:
+        error = next(validator.iter_errors(value), None)
+    except RecursionError:
+        return TOO_DEEP
+    return None if error is None else f"{error.json_path}: {error.message}"[:300]
+
+
+def schema_problem(schema: dict[str, Any]) -> str | None:
+    """Why nothing can be validated against a schema, or None, as far as plain values show it."""
+    validator = validator_of(schema)
+    values: tuple[Any, ...] = (None, {}, [], "", 0)
+    try:
+        validator.check_schema(schema)
+        if TOO_DEEP in [problem_with(value, validator) for value in values]:
+            return "it refers to itself without an end"
+    except Exception as error:  # references that lead nowhere, regular expressions
+        return str(error).partition("\n")[0][:200]
+    return None
+
+
+def strictify(schema: Any) -> Any:
+    """A copy of a schema in which every object requires all its properties and allows no others."""
+    if isinstance(schema, list):
+        return [strictify(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    # Data inside a schema (enum, const, default) is not itself a schema.
+    strict = {key: value if key in DATA else strictify(value) for key, value in schema.items()}
+    if strict.get("additionalProperties") in ("true", "false"):
+        strict["additionalProperties"] = strict["additionalProperties"] == "true"
+    properties = schema.get("properties")
+    # A property may itself be named "properties"; then its value is a schema, not a map of schemas.
+    if isinstance(properties, dict) and all(isinstance(value, (dict, bool)) for value in properties.values()):
+        strict["required"] = list(properties)
+        strict["additionalProperties"] = False
+    return strict

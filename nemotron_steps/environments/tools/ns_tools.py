@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from nemotron_steps.environments.base import GradeResult, Response, Row, Session
+from nemotron_steps.environments.code.sandboxed import SandboxedConfig, SandboxedEnvironment
 from nemotron_steps.environments.text.math_with_judge import MathWithJudge, MathWithJudgeConfig
-from nemotron_steps.sandbox import Limits, Outcome, create_sandbox
+from nemotron_steps.sandbox import Limits, Outcome
 from nemotron_steps.sandbox.base import MIB
 
 TOOL = "stateful_python_code_exec"
@@ -29,7 +30,6 @@ TOOL_SPEC: dict[str, Any] = {
     "strict": True,
 }
 SHOWN = 10_000
-"""Characters of a cell's output that the policy sees."""
 
 NOTEBOOK = r"""
 import ast, contextlib, io, json, sys, traceback
@@ -60,7 +60,7 @@ except BaseException:
 """
 
 
-class NsToolsConfig(MathWithJudgeConfig):
+class NsToolsConfig(MathWithJudgeConfig, SandboxedConfig):
     """Settings."""
 
     max_tool_calls: int = Field(64, ge=1)
@@ -69,43 +69,19 @@ class NsToolsConfig(MathWithJudgeConfig):
     """Of one call."""
     tool_memory_mib: int = Field(2048, gt=0)
     """Of one call."""
-    sandbox: str = "bubblewrap"
-    """Where the tool runs: a name of the sandbox registry, such as bubblewrap or docker."""
-    sandbox_image: str | None = None
-    """Container image, for a sandbox that has images."""
 
 
-class NsTools(MathWithJudge):
+class NsTools(MathWithJudge, SandboxedEnvironment):
     """See the module docstring. A row has `question` and `expected_answer`, texts."""
 
     name: ClassVar[str] = "ns_tools"
     config_class = NsToolsConfig
     config: NsToolsConfig
 
-    @classmethod
-    def needs(cls, config: Any, row: Row | None = None) -> tuple[str, ...]:
-        """The sandbox."""
-        return (config.sandbox,)
-
-    def _setup(self) -> None:
-        options = {} if self.config.sandbox_image is None else {"image": self.config.sandbox_image}
-        self.sandbox = create_sandbox(self.config.sandbox, **options)
-
-    async def start(self) -> None:
-        """Probe the sandbox."""
-        await self.sandbox.start()
-
-    async def close(self) -> None:
-        """Close the sandbox and the helper processes."""
-        await self.sandbox.close()
-        await super().close()
-
     async def seed(self, row: Row) -> Session:
-        """No cells yet."""
         return Session(tools=self.tools_of(row), state={"cells": [], "calls": 0})
 
     def tools_of(self, row: Row) -> list[dict[str, Any]]:
-        """The row's tools, else the Python tool."""
         return super().tools_of(row) or [TOOL_SPEC]
 
     async def seed_recorded(self, row: Row) -> Session:
@@ -113,7 +89,6 @@ class NsTools(MathWithJudge):
         return await super().seed(row)
 
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
-        """Run one cell."""
         state = session.state
         if name != TOOL:
             return f"error: no tool is named {name!r}; there is {TOOL}"
@@ -135,7 +110,6 @@ class NsTools(MathWithJudge):
         return shown or result.stderr[-SHOWN:]
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """As math_with_judge, with the number of tool calls."""
         verdict = await super().verify(row, response, session)
         calls = float(session.state["calls"]) if session.state else float(len(response.tool_calls))
         return replace(verdict, components={**verdict.components, "tool_calls": calls})

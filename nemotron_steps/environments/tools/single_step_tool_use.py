@@ -38,7 +38,6 @@ class SingleStepToolUse(Environment):
     config: SingleStepToolUseConfig
 
     def check_values(self, row: Row) -> None:
-        """The expected action is a message, a call or a batch of calls with JSON object arguments."""
         action = row["expected_action"]
         if action["type"] == "message":
             return
@@ -88,7 +87,8 @@ def expected_calls(row: Row) -> list[ToolCall]:
     """The calls of a row's expected action."""
     action = row["expected_action"]
     calls = action.get("calls") or [] if action["type"] == "function_call_batch" else [action]
-    return [ToolCall(str(call.get("name", "")), _text(call.get("arguments", "{}"))) for call in calls]
+    given = [(str(call.get("name", "")), call.get("arguments", "{}")) for call in calls]
+    return [ToolCall(name, text if isinstance(text, str) else json.dumps(text)) for name, text in given]
 
 
 def argument_problem(expected: Any, actual: Any, config: SingleStepToolUseConfig) -> str | None:
@@ -137,10 +137,6 @@ def maximum_matching(matches: Sequence[Sequence[bool]]) -> int:
 
 def _verdict(reward: float, category: str) -> GradeResult:
     return GradeResult(reward, {}, details={"category": category})
-
-
-def _text(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
 def _first(problems: Any) -> str | None:

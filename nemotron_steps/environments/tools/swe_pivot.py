@@ -37,12 +37,9 @@ _CATEGORY_TOOLS: dict[str, str] = {
     ),
 }
 CATEGORIES = {tool.replace("_", ""): category for category, tools in _CATEGORY_TOOLS.items() for tool in tools.split()}
-"""Tool name without underscores, lower case → category, as coding agents name their tools."""
 
 SHELL_TARGET_FLOOR = 0.3
-"""Two shell commands of the same program less similar than this have different targets."""
 VIEWED_SHARE = 0.8
-"""Of the expected lines that a view has to show."""
 COMPARED_CHARACTERS = 2000
 """Similarity is quadratic in the length, so only so much of each text is compared."""
 
@@ -65,7 +62,6 @@ class SwePivot(Environment):
     config: SwePivotConfig
 
     def check_values(self, row: Row) -> None:
-        """The expected arguments must be a JSON object."""
         if _expected(row).parsed_arguments() is None:
             raise RowError("expected_action.arguments", "a JSON object as text", repr(row["expected_action"])[:120])
 
@@ -102,17 +98,18 @@ def same_target(category: str | None, expected: dict[str, Any], actual: dict[str
             return False
         if not _same_file(expected, actual, 2):
             return False
-        ranges = [_line_range(side.get("view_range")) for side in (actual, expected)]
-        if commands != ("view", "view") or ranges[0] is None or ranges[1] is None:
+        ranges = [side.get("view_range") for side in (actual, expected)]
+        known = all(isinstance(each, list) and [*map(type, each)] == [int, int] for each in ranges)
+        if commands != ("view", "view") or not known:
             return True  # no range views the whole file
-        (begin, end), (want_begin, want_end) = ranges[0], ranges[1]
+        (begin, end), (want_begin, want_end) = ranges
         overlap = max(0, min(end, want_end) - max(begin, want_begin))
         return overlap / max(1, want_end - want_begin) >= VIEWED_SHARE
     if category == "bash":
         first, second = _command(expected), _command(actual)
         if not first or not second:
             return True
-        if _program(first) != _program(second):
+        if len({command.split()[0].rsplit("/", 1)[-1] for command in (first, second)}) > 1:
             return False
         paths, others = _path_suffixes(first), _path_suffixes(second)
         if paths and others and not paths & others:
@@ -158,10 +155,6 @@ def _command(arguments: dict[str, Any]) -> str:
     return _first_of(arguments, ("command", "cmd")).strip()
 
 
-def _program(command: str) -> str:
-    return command.split()[0].rsplit("/", 1)[-1]
-
-
 def _path_suffixes(command: str) -> set[str]:
     return {_suffix(path.rstrip("/"), 3) for path in _PATH.findall(command) if len(path) > 2} - {""}
 
@@ -173,9 +166,3 @@ def _suffix(path: str, parts: int) -> str:
 def _same_file(expected: dict[str, Any], actual: dict[str, Any], parts: int) -> bool:
     first, second = (_first_of(side, _FILE).strip() for side in (expected, actual))
     return not first or not second or _suffix(first, parts) == _suffix(second, parts)
-
-
-def _line_range(value: Any) -> tuple[int, int] | None:
-    if isinstance(value, list) and len(value) == 2 and all(isinstance(item, int) for item in value):
-        return value[0], value[1]
-    return None

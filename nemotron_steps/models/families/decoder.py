@@ -1,14 +1,13 @@
 """Decoders of equal layers, attention and then an MLP or experts: Llama, Qwen2, Qwen3 and Qwen3-MoE."""
 
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nemotron_steps.config.families import LARGEST, LISTED, QK_NORM, QKV_BIAS, ROPE_TYPES, if_absent
+from nemotron_steps.config.families import LISTED, QK_NORM, QKV_BIAS, ROPE_TYPES, if_absent
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture, RopeScaling
-from nemotron_steps.models.families.config_values import ConfigValues, written
+from nemotron_steps.models.families import ConfigValues
 from nemotron_steps.models.families.layers import Place, attention, experts, mlp
 from nemotron_steps.models.mapping import Parameter
 
@@ -77,20 +76,13 @@ def parameters(architecture: Architecture) -> Iterator[Parameter]:
 
 def _read_rope(config: Mapping[str, Any], values: ConfigValues, where: str) -> tuple[float, RopeScaling | None]:
     within = "rope_parameters" if values.under("rope_parameters") else "rope_scaling"
-    stated, older = values.under(within), values.under("rope_scaling")
-    # Under one name each, whichever of its names a description uses.
-    here, there = ({"rope_type" if key == "type" else key: each[key] for key in each} for each in (stated, older))
-    apart = any(key != "rope_theta" and here.get(key) != value for key, value in there.items())
-    if within == "rope_parameters" and apart:
-        what = "rope_parameters and rope_scaling describe different positions"
-        raise values.refusal(what, "one of them", f"{written(stated)} and {written(older)}", "delete the other")
+    stated = values.under(within)
     rope = ConfigValues(stated, where, within)
-    rope_type = next((stated[key] for key in ("rope_type", "type") if stated.get(key) is not None), "default")
-    if not isinstance(rope_type, str):
-        raise rope.refusal(f"{within}.rope_type must be a name", " | ".join(ROPE_TYPES), written(rope_type))
+    rope_type = stated.get("rope_type") or stated.get("type") or "default"
+    known = " | ".join(ROPE_TYPES)
     if rope_type not in ROPE_TYPES:
         raise UnsupportedError(
-            "this rotary scaling is not implemented", where=where, expected=" | ".join(ROPE_TYPES), found=rope_type
+            "this rotary scaling is not implemented", where=where, expected=known, found=str(rope_type)
         )
     if any(each.number("partial_rotary_factor", 1.0, nullable=False) != 1.0 for each in (rope, values)):
         raise UnsupportedError("partial rotary embeddings are not implemented", where=where)
@@ -98,31 +90,22 @@ def _read_rope(config: Mapping[str, Any], values: ConfigValues, where: str) -> t
     if unknown:
         raise UnsupportedError("unknown rotary scaling parameters", where=where, found=", ".join(unknown))
     # YaRN divides by the logarithm of the base.
-    theta = (rope if "rope_theta" in stated else values).number(
-        "rope_theta", 10000.0, least=int(rope_type == "yarn"), nullable=False
-    )
-    scaling = None if rope_type == "default" else _read_scaling(rope_type, stated, rope, values)
-    lacking = [key for key in _SCALED.get(rope_type, ()) if key not in stated]
-    if lacking:
-        raise rope.refusal(f"config.json lacks {within}.{lacking[0]}", f"a number, for {rope_type}", "no such key")
-    return theta, scaling
-
-
-def _read_scaling(rope_type: str, stated: Mapping[str, Any], rope: ConfigValues, values: ConfigValues) -> RopeScaling:
+    base = rope if "rope_theta" in stated else values
+    theta = base.number("rope_theta", 10000.0, least=int(rope_type == "yarn"), nullable=False)
+    if rope_type == "default":
+        return theta, None
+    for key in _SCALED[rope_type]:
+        if key not in stated:
+            raise rope.refusal(f"config.json lacks {within}.{key}", f"a number, for {rope_type}", "no such key")
     numbers: dict[str, Any] = {}
     for name in ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
-        most = LARGEST if name == "factor" else sys.float_info.max
-        numbers[name] = rope.number(name, getattr(RopeScaling, name), least=0, most=most, nullable=False)
+        numbers[name] = rope.number(name, getattr(RopeScaling, name), least=0, nullable=False)
     for name, least in (("attention_factor", 0), ("mscale", -math.inf), ("mscale_all_dim", -math.inf)):
         if stated.get(name) is not None:
             numbers[name] = rope.number(name, 0.0, least=least)
     original, longest = "original_max_position_embeddings", values.count("max_position_embeddings")
-    return RopeScaling(
-        rope_type=rope_type,
-        **numbers,
-        original_max_position_embeddings=rope.count(original, default=longest),
-        truncate=rope.flag("truncate", default=RopeScaling.truncate),
-    )
+    numbers[original] = rope.count(original, default=longest)
+    return theta, RopeScaling(rope_type, truncate=rope.flag("truncate", default=RopeScaling.truncate), **numbers)
 
 
 def _refuse_unsupported(config: Mapping[str, Any], family: str, values: ConfigValues, where: str) -> None:

@@ -9,17 +9,13 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from nemotron_steps.config.names import meant
 from nemotron_steps.config.profiles import OpenProfile, Profile
 from nemotron_steps.config.secrets import mask
 from nemotron_steps.errors import RequestError, UnsupportedError, did_you_mean
-from nemotron_steps.errors.entry_points import entry_points
-from nemotron_steps.errors.plugins import load_object
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+from nemotron_steps.errors.plugins import entry_points, load_object
 
 ENTRY_POINT_GROUP = "nemotron_steps.executors"
 _BUILT_IN = {
@@ -137,14 +133,11 @@ class Launch:
 
     def has_program(self) -> str:
         """A shell line that ends a job in whose container there is nothing to run."""
-        program, image = self.command(in_container=True)[0], getattr(self.profile, "container_image", None)
-        name = str(image).rpartition("/")[2].partition("@")[0]
-        python = f"--build-arg PYTHON=python3.12 -t REGISTRY/{name}_steps --push ."
-        built = f"docker build -f containers/Dockerfile.cuda --build-arg BASE={image} {python}"
-        message = shlex.quote(
-            f"error: image {image} has no `{program}`. Add it: {built} and name that in container_image"
-        )
-        return f"command -v {shlex.quote(program)} > /dev/null || {{ echo {message} >&2; exit 2; }}"
+        image = getattr(self.profile, "container_image", None)
+        built = f"docker build -f containers/Dockerfile.cuda --build-arg BASE={image} --build-arg PYTHON=python3.12"
+        added = f"Add it: {built} -t IMAGE --push . and name IMAGE in container_image"
+        message = f"error: image {image} has no `steps`. {added}"
+        return f"command -v steps > /dev/null || {{ echo {shlex.quote(message)} >&2; exit 2; }}"
 
     def node_script(self, *, head: str, rank: str) -> str:
         """A shell script for a job whose every node runs the same container: the run on the first, Ray over all.
@@ -160,20 +153,16 @@ class Launch:
         if self.profile.nodes == 1:
             return f"{enter}\n{run}"
         ray = "env -u RAY_ADDRESS ray start --disable-usage-stats"
-        return "\n".join(
-            [
-                enter,
-                f"head={head}",
-                f'export RAY_ADDRESS="$head:{_RAY_PORT}"',
-                f'if [ "{rank}" -eq 0 ]; then',
-                f"    {ray} --head --port={_RAY_PORT} --include-dashboard=false",
-                f"    {run}",
-                "fi",
-                f"until (exec 3<>/dev/tcp/$head/{_RAY_PORT}) 2>/dev/null; do sleep 1; done",
-                f'{ray} --address="$RAY_ADDRESS"',
-                f"while (exec 3<>/dev/tcp/$head/{_RAY_PORT}) 2>/dev/null; do sleep 5; done",
-            ]
-        )
+        return f"""{enter}
+head={head}
+export RAY_ADDRESS="$head:{_RAY_PORT}"
+if [ "{rank}" -eq 0 ]; then
+    {ray} --head --port={_RAY_PORT} --include-dashboard=false
+    {run}
+fi
+until (exec 3<>/dev/tcp/$head/{_RAY_PORT}) 2>/dev/null; do sleep 1; done
+{ray} --address="$RAY_ADDRESS"
+while (exec 3<>/dev/tcp/$head/{_RAY_PORT}) 2>/dev/null; do sleep 5; done"""
 
 
 class Executor(Protocol):
@@ -201,9 +190,8 @@ def find_executor(name: str) -> Executor:
     if name in _BUILT_IN:
         executor: Executor = load_object(f"{__package__}.{_BUILT_IN[name]}")()
         return executor
-    # An entry point seen twice on the path is one; two different ones are for the user to choose between.
-    points = {point.value: point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == name}
-    if not points:
+    point = next((point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == name), None)
+    if point is None:
         names = executor_names()
         package = f"PACKAGE   # one whose entry points of the group {ENTRY_POINT_GROUP} have '{name}'"
         if name in _IN_EXAMPLES:
@@ -214,14 +202,19 @@ def find_executor(name: str) -> Executor:
             found=name,
             hints=did_you_mean(meant(name, names)) or (f"pip install {package}", "steps doctor"),
         )
-    if len(points) > 1:
-        packages = sorted(set(map(_package, points.values())))
-        raise UnsupportedError(
-            f"several installed packages provide an executor '{name}'",
-            found=", ".join(packages),
-            hints=tuple(f"pip uninstall {package}" for package in packages),
-        )
-    return _loaded(*points.values())
+    package = point.dist.name if point.dist is not None else "an unnamed package"
+    where = f"entry point '{name}' of {package}: {point.value}"
+    try:
+        with redirect_stdout(sys.stderr):
+            provided: Executor = load_object(point.value)()
+    except Exception as error:
+        what = f"executor '{name}' cannot be loaded: {type(error).__name__}: {error}"
+        raise UnsupportedError(what, where=where) from error
+    missing = [method for method in ("submit", "status", "cancel") if not callable(getattr(provided, method, None))]
+    if missing:
+        what = f"executor '{name}' is not an executor: it lacks {', '.join(missing)}"
+        raise UnsupportedError(what, where=where)
+    return provided
 
 
 def executor_names() -> tuple[str, ...]:
@@ -233,33 +226,3 @@ def profile_model(executor: str) -> type[Profile]:
     """The model of an executor's profiles. UnsupportedError as `find_executor`."""
     model: type[Profile] = getattr(find_executor(executor), "profile_model", OpenProfile)
     return model
-
-
-def _loaded(point: EntryPoint) -> Executor:
-    """What an entry point names, checked to be an executor."""
-    where = f"entry point '{point.name}' of {_package(point)}: {point.value}"
-    try:
-        with redirect_stdout(sys.stderr):
-            provided: Executor = load_object(point.value)()
-    except Exception as error:
-        raise UnsupportedError(
-            f"executor '{point.name}' cannot be loaded: {type(error).__name__}: {error}", where=where
-        ) from error
-    missing = [method for method in ("submit", "status", "cancel") if not callable(getattr(provided, method, None))]
-    if missing:
-        raise UnsupportedError(
-            f"executor '{point.name}' is not an executor: it lacks {', '.join(missing)}", where=where
-        )
-    model = getattr(provided, "profile_model", OpenProfile)
-    if not (isinstance(model, type) and issubclass(model, Profile)):
-        raise UnsupportedError(
-            f"executor '{point.name}' has a profile_model that is not a Profile",
-            where=where,
-            expected="a subclass of nemotron_steps.config.profiles.Profile",
-            found=repr(model),
-        )
-    return provided
-
-
-def _package(point: EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else "an unnamed package"

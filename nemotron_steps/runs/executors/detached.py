@@ -28,7 +28,6 @@ class DetachedExecutor:
     profile_model = LocalProfile
 
     def submit(self, launch: Launch) -> str:
-        """See Executor."""
         if not launch.working_dir.is_dir():
             raise RequestError(
                 "the folder to work in is not there",
@@ -51,12 +50,11 @@ class DetachedExecutor:
         return f"{process.pid}@{_start_time(process.pid) or 0}"
 
     def status(self, job: str) -> JobStatus:
-        """See Executor. How a process ended is in its run folder, not known here: over is LOST."""
+        # How a process ended is in its run folder, not known here: over is LOST.
         pid = _pid_if_alive(job)
         return JobStatus(JobState.RUNNING, f"process {pid}") if pid else JobStatus(JobState.LOST, "the process is gone")
 
     def cancel(self, job: str) -> None:
-        """See Executor."""
         pid = _pid_if_alive(job)
         if pid is None:
             return

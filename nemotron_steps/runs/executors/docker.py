@@ -44,14 +44,12 @@ class DockerExecutor:
     profile_model = DockerProfile
 
     def submit(self, launch: Launch) -> str:
-        """See Executor."""
         name = f"steps-{launch.run_id}-{secrets.token_hex(4)}"
         command = run_command(launch, name)
         _call(command, _PULL_SECONDS, {**os.environ, **launch.variables})
         return f"{command[0]}/{name}"
 
     def status(self, job: str) -> JobStatus:
-        """See Executor."""
         engine, name = _parts(job)
         template = "{{.State.Status}} {{.State.ExitCode}} {{.State.OOMKilled}}"
         try:
@@ -69,12 +67,10 @@ class DockerExecutor:
             return JobStatus(JobState.OUT_OF_MEMORY, f"exit code {code}")
         over = JobState.DONE if code == "0" else JobState.LOST if code == str(_MEMORY_KILL) else JobState.FAILED
         # Nothing but the engine keeps what was written before the run could say anything.
-        return JobStatus(
-            over, f"exit code {code}" + (f"; see: {engine} logs {name}" if over is JobState.FAILED else "")
-        )
+        see = f"; see: {engine} logs {name}" if over is JobState.FAILED else ""
+        return JobStatus(over, f"exit code {code}{see}")
 
     def cancel(self, job: str) -> None:
-        """See Executor."""
         engine, name = _parts(job)
         if not self.status(job).state.over:
             _call([engine, "kill", "--signal", "TERM", name])
@@ -93,13 +89,13 @@ def run_command(launch: Launch, name: str) -> list[str]:
     own |= {str(path): f"{path}:{path}" for path in launch.unseen(profile.mounts)}
     mounts = dict.fromkeys((*profile.mounts, *(mount for path, mount in own.items() if path not in mounted)))
     words = [profile.engine, "run", "--detach", "--init", "--name", name, "--network", "host"]
-    # Podman's own default may be above what this process may grant.
-    words += podman_ulimits() if profile.engine == "podman" else []
     words += ["--shm-size", profile.shm_size, "--workdir", str(launch.working_dir)]
     words += ["--pull", "always" if launch.force_squash else "missing"]
-    if profile.gpus_per_node:
-        every = {"docker": ["--gpus", str(profile.gpus_per_node)], "podman": ["--device", "nvidia.com/gpu=all"]}
-        words += every[profile.engine]
+    gpus = ["--gpus", str(profile.gpus_per_node)]
+    if profile.engine == "podman":
+        words += podman_ulimits()  # its own default may be above what this process may grant
+        gpus = ["--device", "nvidia.com/gpu=all"]
+    words += gpus if profile.gpus_per_node else []
     words += [word for mount in mounts for word in ("--volume", mount)]
     words += [word for variable in variables for word in ("--env", variable)]
     check = launch.has_program()
@@ -110,9 +106,8 @@ def run_command(launch: Launch, name: str) -> list[str]:
 def _parts(job: str) -> tuple[str, str]:
     engine, _, name = job.partition("/")
     if engine not in ("docker", "podman") or not name.startswith("steps-"):
-        raise RequestError(
-            "this is not a container of a run", found=job, expected="docker/steps-... or podman/steps-..."
-        )
+        expected = "docker/steps-... or podman/steps-..."
+        raise RequestError("this is not a container of a run", found=job, expected=expected)
     return engine, name
 
 
@@ -124,10 +119,9 @@ def _call(command: list[str], seconds: int = _ANSWER_SECONDS, environment: dict[
                 command, env=environment, capture_output=True, text=True, timeout=seconds, check=False
             )
     except FileNotFoundError as error:
-        raise UnsupportedError(
-            f"the docker executor needs {engine}, which is not on this machine's PATH",
-            hints=("https://docs.docker.com/engine/install", 'engine = "podman" in the profile'),
-        ) from error
+        what = f"the docker executor needs {engine}, which is not on this machine's PATH"
+        hints = ("https://docs.docker.com/engine/install", 'engine = "podman" in the profile')
+        raise UnsupportedError(what, hints=hints) from error
     except subprocess.TimeoutExpired as error:
         raise RetryableError(f"{engine} did not answer within {seconds} s", hints=(f"{engine} info",)) from error
     if result.returncode == 0:

@@ -47,11 +47,9 @@ class LeptonExecutor:
     profile_model = LeptonProfile
 
     def check(self, launch: Launch) -> None:
-        """See Executor."""
         job_request(launch)
 
     def submit(self, launch: Launch) -> str:
-        """See Executor."""
         profile = launch.profile
         assert isinstance(profile, LeptonProfile)  # profile_model is what the profile was read with
         request = job_request(launch)
@@ -72,7 +70,6 @@ class LeptonExecutor:
         return str(made.metadata.id_)
 
     def status(self, job: str) -> JobStatus:
-        """See Executor."""
         client = _client()
         try:
             found = _request(lambda: client.job.get(job))
@@ -85,7 +82,6 @@ class LeptonExecutor:
         return JobStatus(STATES.get(state, JobState.LOST), state.lower())
 
     def cancel(self, job: str) -> None:
-        """See Executor."""
         client = _client()
         if not self.status(job).state.over:
             _request(lambda: client.job.update(job, spec={"spec": {"stopped": True}}))
@@ -141,11 +137,8 @@ def _client() -> Any:
     try:
         from leptonai.api.v2.client import APIClient
     except ImportError as error:
-        raise UnsupportedError(
-            "the lepton executor needs Lepton's SDK",
-            found=str(error),
-            hints=("pip install 'nemotron-steps[lepton]'", "lep login"),
-        ) from error
+        hints = ("pip install 'nemotron-steps[lepton]'", "lep login")
+        raise UnsupportedError("the lepton executor needs Lepton's SDK", found=str(error), hints=hints) from error
     return _request(APIClient)
 
 
@@ -156,8 +149,7 @@ def _request(question: Callable[[], Any]) -> Any:
     try:
         return question()
     except (ServerError, OSError) as error:
-        raise RetryableError(
-            "Lepton does not answer", found=first_line(error), hints=("lep workspace list",)
-        ) from error
+        hints = ("lep workspace list",)
+        raise RetryableError("Lepton does not answer", found=first_line(error), hints=hints) from error
     except (RuntimeError, ValueError) as error:
         raise RequestError("Lepton refused", found=first_line(error), hints=("lep login",)) from error

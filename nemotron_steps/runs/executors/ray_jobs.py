@@ -41,7 +41,6 @@ class RayExecutor:
     profile_model = RayProfile
 
     def submit(self, launch: Launch) -> str:
-        """See Executor."""
         assert isinstance(launch.profile, RayProfile)  # profile_model is what the profile was read with
         address = launch.profile.ray_address.rstrip("/")
         request = job_request(launch)
@@ -49,7 +48,6 @@ class RayExecutor:
         return f"{address}/{_request(address, lambda: _submitted(client, request))}"
 
     def status(self, job: str) -> JobStatus:
-        """See Executor."""
         address, _, submission = job.rpartition("/")
         client = _client(address)
         try:
@@ -66,7 +64,6 @@ class RayExecutor:
         return JobStatus(state, message.splitlines()[0] if message else "")
 
     def cancel(self, job: str) -> None:
-        """See Executor."""
         address, _, submission = job.rpartition("/")
         client = _client(address)
         if not self.status(job).state.over:
@@ -117,11 +114,8 @@ def _client(address: str) -> Any:
     try:
         from ray.job_submission import JobSubmissionClient
     except ImportError as error:
-        raise UnsupportedError(
-            "the ray executor needs Ray with its job API",
-            found=str(error),
-            hints=("pip install 'nemotron-steps[ray]'",),
-        ) from error
+        what, hints = "the ray executor needs Ray with its job API", ("pip install 'nemotron-steps[ray]'",)
+        raise UnsupportedError(what, found=str(error), hints=hints) from error
     return _request(address, lambda: JobSubmissionClient(address))
 
 
@@ -129,25 +123,18 @@ def _request(address: str, question: Any) -> Any:
     """What the cluster answers; its refusals and silence as errors of this package."""
     from ray.exceptions import AuthenticationError
 
+    where = f"ray_address = {address}"
     try:
         return question()
     except AuthenticationError as error:
+        hints = ("export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=FILE",)
         raise RequestError(
-            "the Ray cluster wants a token",
-            where=f"ray_address = {address}",
-            found=first_line(error),
-            hints=("export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=FILE",),
+            "the Ray cluster wants a token", where=where, found=first_line(error), hints=hints
         ) from error
-    except (ConnectionError, OSError) as error:
-        raise RetryableError(
-            "no Ray cluster answers",
-            where=f"ray_address = {address}",
-            found=first_line(error),
-            hints=("ray start --head --dashboard-port=8265   # on the cluster's first node", "ray status"),
-        ) from error
+    except OSError as error:
+        hints = ("ray start --head --dashboard-port=8265   # on the cluster's first node", "ray status")
+        raise RetryableError("no Ray cluster answers", where=where, found=first_line(error), hints=hints) from error
     except RuntimeError as error:
         if isinstance(error, StepsError):
             raise
-        raise RequestError(
-            "the Ray cluster refused", where=f"ray_address = {address}", found=first_line(error)
-        ) from error
+        raise RequestError("the Ray cluster refused", where=where, found=first_line(error)) from error

@@ -1,6 +1,5 @@
 """What a run recorded, read back into the shape the report shows."""
 
-import json
 import math
 from collections.abc import Mapping
 from contextlib import suppress
@@ -8,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.confinement import is_run_id
+from nemotron_steps.artifacts.files import is_run_id
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError, StepsError, UnknownNameError
@@ -34,8 +33,6 @@ class StepReport:
     signals: dict[str, dict[str, Any]] = field(default_factory=dict)
     hints: list[dict[str, Any]] = field(default_factory=list)
     error: dict[str, Any] | None = None
-    row: str = ""
-    """The row of data that the error is about."""
     traceback: str = ""
     cache_key: str | None = None
     made_by: str = ""
@@ -66,7 +63,7 @@ class RunReport:
 def read_report(folder: Path, store: ArtifactStore) -> RunReport:
     """Read a run folder; files that a run which ended early did not write count as empty."""
     try:
-        return _read_report(folder, store)
+        return _read(folder, store)
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         if isinstance(error, StepsError):
             raise
@@ -75,7 +72,7 @@ def read_report(folder: Path, store: ArtifactStore) -> RunReport:
         ) from error
 
 
-def _read_report(folder: Path, store: ArtifactStore) -> RunReport:
+def _read(folder: Path, store: ArtifactStore) -> RunReport:
     info = _json(folder / RUN_FILE)
     plan = _json(folder / "plan.json")
     events = _lines(folder / "events.jsonl")
@@ -120,10 +117,10 @@ def _apply_events(steps: Mapping[str, StepReport], events: list[dict[str, Any]])
             for each in steps.values():
                 each.hints.clear()
                 each.signals.clear()
-                each.error, each.row, each.traceback = None, "", ""
-        if step is None:
+                each.error, each.traceback = None, ""
+        elif step is None:
             continue
-        if kind == "summary":
+        elif kind == "summary":
             step.summary.update(event["values"])
         elif kind == "step_cached":
             step.summary.update(event.get("summary") or {})
@@ -133,48 +130,42 @@ def _apply_events(steps: Mapping[str, StepReport], events: list[dict[str, Any]])
         elif kind == "hint":
             step.hints.append(event)
         elif kind == "step_failed":
-            step.error, step.row = event["error"], str(event.get("row", ""))
-            step.traceback = str(event.get("traceback", ""))
+            step.error, step.traceback = event["error"], str(event.get("traceback", ""))
 
 
 def _apply_metrics(
     steps: Mapping[str, StepReport], metrics: list[dict[str, Any]], sampled: list[dict[str, Any]]
 ) -> None:
     """Take over what a run recorded of steps, by the keys that they had there."""
+    curves: dict[tuple[str, str], dict[float, float]] = {}
     for record in metrics:
-        step = steps.get(record.get("step", ""))
-        if step is None:
-            continue
-        for name, value in record["values"].items():
+        key = record.get("step", "")
+        for name, value in record["values"].items() if key in steps else ():
             if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
                 continue
-            if name.startswith(_TIMING):
-                if name != _WHOLE_STEP:
-                    phase = name.removeprefix(_TIMING).removesuffix("_s")
-                    step.phases[phase] = step.phases.get(phase, 0.0) + value
-            else:
-                step.curves.setdefault(name, []).append((float(record["index"]), float(value)))
-    for step in steps.values():
-        for name, points in step.curves.items():
-            # A resumed run reports some training steps twice: the later report counts.
-            step.curves[name] = sorted(dict(points).items())
-    samples: dict[str, dict[Any, dict[str, Any]]] = {}
+            if not name.startswith(_TIMING):
+                # A resumed run reports some training steps twice: the later report counts.
+                curves.setdefault((key, name), {})[float(record["index"])] = float(value)
+            elif name != _WHOLE_STEP:
+                phase, phases = name.removeprefix(_TIMING).removesuffix("_s"), steps[key].phases
+                phases[phase] = phases.get(phase, 0.0) + value
+    for (key, name), points in curves.items():
+        steps[key].curves[name] = sorted(points.items())
+    samples: dict[tuple[Any, ...], dict[str, Any]] = {}
     for number, record in enumerate(sampled):
-        if record.get("step", "") in steps:
-            sample = record["sample"]
-            named = (sample.get("step"), sample.get("which", number))  # reported twice, as above
-            samples.setdefault(record["step"], {})[named] = sample
-    for key, by_name in samples.items():
-        steps[key].samples.extend(by_name.values())
+        sample = record["sample"]
+        samples[record.get("step", ""), sample.get("step"), sample.get("which", number)] = sample  # twice, as above
+    for (key, *_), sample in samples.items():
+        if key in steps:
+            steps[key].samples.append(sample)
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
+    return next(iter(_lines(path, whole=True)), {})
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return parse_lines(path.read_bytes().split(b"\n")) if path.is_file() else []
+def _lines(path: Path, *, whole: bool = False) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    data = path.read_bytes()
+    return parse_lines([data] if whole else data.split(b"\n"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.runs.log_format import number, render
+from nemotron_steps.runs.log_format import render
 from nemotron_steps.runs.run_folder import parse_lines
 
 _KEPT = 512
@@ -43,11 +43,11 @@ class Tail:
             return b""
 
 
-@dataclass
 class Curve:
     """The last values of one metric."""
 
-    points: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    def __init__(self) -> None:
+        self.points: deque[tuple[float, float]] = deque(maxlen=_KEPT)
 
     def add(self, index: float, value: float) -> None:
         """The newest value. A resumed run repeats some training steps, for which the later report counts, and step 0,
@@ -74,8 +74,6 @@ class StepSeen:
     signals: dict[str, dict[str, Any]] = field(default_factory=dict)
     samples: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Which (best, worst, …) → the latest of it."""
-    progress: str = ""
-    """How far it is, as it says itself: `reading 3/1200`. In the process of the run alone: no file has it."""
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -87,15 +85,14 @@ class StepSeen:
 
 
 class Follower:
-    """What a run has recorded, kept up to date by `look`, or in the run's own process by `apply`."""
+    """What a run has recorded, kept up to date by `look`."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.steps: dict[str, StepSeen] = {}
         self.warnings: deque[str] = deque(maxlen=5)
         self.started: float | None = None
         """When the present attempt began, in Unix seconds."""
-        names = ("events", "metrics", "samples") if folder is not None else ()
-        self._tails = [Tail((folder or Path()) / f"{name}.jsonl") for name in names]
+        self._tails = [Tail(folder / f"{name}.jsonl") for name in ("events", "metrics", "samples")]
 
     def look(self) -> list[dict[str, Any]]:
         """Read what is new; returns the new records, in the order of time."""
@@ -128,9 +125,6 @@ class Follower:
             self.warnings.append(str(record["text"]))
         elif kind == "step_waiting":
             self.warnings.append(str(render(dict(record))))
-        elif kind == "progress":
-            count = f" {number(record['completed'])}/{number(record['total'])}" if record["total"] else ""
-            step.progress = f"{record['description']}{count}"
         elif kind == "sample":
             sample = record["sample"]
             step.samples[str(sample.get("which", "latest"))] = sample

@@ -1,33 +1,28 @@
-"""The pages about runs, self-contained and opened from disk without a network: of one run, of several side by side, and
-of a home. The templates of `assets` escape every value: samples are model output."""
+"""The pages about runs, self-contained and opened from disk without a network: of one run and of several side by
+side. The templates of `assets` escape every value: samples are model output."""
 
 from __future__ import annotations
 
-import os
+import json
+import math
 import re
 import shlex
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from nemotron_steps.artifacts.files import as_float, write_atomic
-from nemotron_steps.artifacts.integrity import OBJECTS, place_of
-from nemotron_steps.artifacts.models import Artifact, short_digest
+from nemotron_steps.artifacts.models import short_digest
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import ArtifactError
 from nemotron_steps.runs import log_format
-from nemotron_steps.runs.report import svg
+from nemotron_steps.runs.log_format import number
 from nemotron_steps.runs.report.data import RunReport, StepReport, read_report
 from nemotron_steps.runs.report.seed_stats import MEANING, Outcome, as_text, spread_tables
-from nemotron_steps.runs.run_folder import KILLED, RunInfo, called, list_runs
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -57,6 +52,10 @@ def write_comparison(folders: Sequence[Path], store: ArtifactStore) -> Path:
 
 def render_page(run: RunReport) -> str:
     """The whole page about a run."""
+    outcomes = []
+    for step in run.steps:
+        instance = step.plan.get("instance") or {}
+        outcomes.append(Outcome(step.key, step.summary, instance.get("stage", ""), instance.get("labels")))
     ran = sum(step.state == "ran" for step in run.steps)
     cached = sum(step.state in ("cached", "reused") for step in run.steps)
     return render(
@@ -70,12 +69,10 @@ def render_page(run: RunReport) -> str:
             f"{ran} ran, {cached} cached" if cached else f"{ran} step{'' if ran == 1 else 's'} ran",
             *([f"attempt {run.attempts}"] if run.attempts > 1 else []),
         ],
-        spreads={title: as_text(table) for title, table in spread_tables(map(_outcome, run.steps)).items()},
+        spreads={title: as_text(table) for title, table in spread_tables(outcomes).items()},
         spread_meaning=MEANING,
-        plan=_plan(run),
         spent={step.key: step.seconds for step in run.steps if step.state == "ran" and step.seconds},
-        arranged=svg.arranged,
-        by_kind=svg.by_kind,
+        arranged=arranged,
         chosen_samples=_chosen_samples,
         shown_apart=_APART,
         command=command_of(run.request),
@@ -89,12 +86,12 @@ def render_comparison(runs: Sequence[RunReport]) -> str:
     for key in dict.fromkeys(step.key for run in runs for step in run.steps):
         curves = [next((step.curves for step in run.steps if step.key == key), {}) for run in runs]
         if sum(bool(each) for each in curves) > 1:
-            shared.append((key, svg.headlines(sorted({name for each in curves for name in each})), curves))
+            shared.append((key, headlines(sorted({name for each in curves for name in each})), curves))
 
-    def overlay(name: str, curves: Sequence[Mapping[str, svg.Points]]) -> Markup:
-        return svg.overlay(name, [each.get(name, []) for each in curves], colors)
+    def drawn(name: str, curves: Sequence[Mapping[str, Points]]) -> Markup:
+        return overlay(name, [each.get(name, []) for each in curves], colors)
 
-    return render("comparison.html", colored=list(zip(runs, colors, strict=True)), shared=shared, overlay=overlay)
+    return render("comparison.html", colored=list(zip(runs, colors, strict=True)), shared=shared, overlay=drawn)
 
 
 def render(template: str, **values: Any) -> str:
@@ -110,8 +107,6 @@ def _templates() -> Environment:
     found.tests.update(change=log_format.is_change, table=log_format.is_table)
     filters: dict[str, Callable[..., Any]] = {
         "as_float": as_float,
-        "metric": log_format.metric_text,
-        "date": lambda when: time.strftime("%Y-%m-%d %H:%M", time.localtime(when)),
         "number": log_format.number,
         "seconds": log_format.seconds,
         "short_digest": short_digest,
@@ -123,10 +118,10 @@ def _templates() -> Environment:
     found.filters.update(filters)
     found.globals.update(
         asset=lambda name: Markup(_asset(name)),
-        shares=svg.shares,
+        shares=shares,
         columns_of=log_format.columns_of,
         compared=log_format.compared,
-        curve=svg.curve,
+        curve=curve,
     )
     return found
 
@@ -138,26 +133,6 @@ def _source(name: str) -> str:
 
 def _asset(name: str) -> str:
     return (files("nemotron_steps.runs.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _outcome(step: StepReport) -> Outcome:
-    instance = step.plan.get("instance") or {}
-    return Outcome(step.key, step.summary, instance.get("stage", ""), instance.get("labels"))
-
-
-def _plan(run: RunReport) -> Markup:
-    """The graph of the plan."""
-    nodes = []
-    for step in run.steps:
-        parents = tuple(
-            (str(source.get("step", "")), f"{port} ← {source.get('step') or source.get('ref')}")
-            for port, source in step.plan.get("inputs", {}).items()
-        )
-        took = step.seconds is not None and step.state != "pending"
-        notes = [step.state, log_format.seconds(step.seconds or 0.0) if took else ""]
-        notes.append("inserted" if step.plan.get("inserted") else "")
-        nodes.append(svg.Node(step.key, " · ".join(filter(None, notes)), step.state, parents))
-    return svg.plan_graph(nodes) if nodes else Markup()
 
 
 def _chosen_samples(samples: Sequence[Mapping[str, Any]]) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
@@ -182,47 +157,147 @@ def command_of(request: Mapping[str, Any]) -> str:
     return shlex.join(map(str, [*words, *(request.get("overrides") or [])]))
 
 
-INDEX_NAME = "index.html"
+WIDTH, HEIGHT = 300, 132
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 10, 20
+_SMOOTH_FROM = 24
+"""Curves of at least this many points get a moving average drawn over them."""
+_POINTED_AT = 400
+"""Points of a curve, the last among them, that a pointer can show."""
+
+Points = Sequence[tuple[float, float]]
+"""(training step, value), in order."""
+Environments = dict[str, dict[str, Points]]
+"""Environment → what is measured of it → its curve."""
+
+_FIRST = (
+    *("reward", "kl", "loss", "entropy", "length", "policy_lag", "token_mult_prob_error"),
+    *("validation", "accuracy", "agreement", "grad_norm", "truncat", "lr"),
+)
+"""One metric for each of these words is shown, in this order; the others are folded away."""
+_SHOWN_CURVES = 12
+_OF_ENVIRONMENTS = {
+    "reward": re.compile(r"reward/([^/]+)/mean"),
+    "length": re.compile(r"response_length/([^/]+)/mean"),
+    "failures": re.compile(r"failure_rate/([^/]+)"),
+}
+"""What is recorded of each environment of a run of several, and the name of its curve."""
 
 
-def write_index(store: ArtifactStore, path: Path | None = None) -> Path:
-    """Write the page, by default into the home (its local copy, of one on an object store); returns where."""
-    home = store.backend.scratch
-    path = path or home / INDEX_NAME
-    artifacts = []
-    for artifact in store.list_artifacts():
-        place = home / OBJECTS / artifact.digest
-        with suppress(ArtifactError):  # a folder that may be anybody's is no link
-            place = place_of(store, artifact)
-        artifacts.append(artifact.at(place))
-    page = render_index(store.backend.url, list_runs(store), artifacts, home, path.absolute().parent)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, page.encode())
-    return path
+class Arranged(NamedTuple):
+    """The curves of a step by where they stand on the page."""
+
+    shown: Mapping[str, Points]
+    environments: Environments
+    folded: Mapping[str, Points]
+    once: Mapping[str, Points]
 
 
-def render_index(title: str, runs: Sequence[RunInfo], artifacts: Sequence[Artifact], home: Path, folder: Path) -> str:
-    """The whole page."""
-
-    def link(target: Path) -> str:
-        # "./" keeps a first part with a colon from being read as a scheme.
-        return "./" + quote(Path(os.path.relpath(target.absolute(), folder)).as_posix())
-
-    def report_of(run: str) -> str:
-        report = home / "runs" / run / "report.html"
-        return link(report) if report.is_file() else ""
-
-    return render(
-        "index.html",
-        title=title,
-        now=time.time(),
-        runs=sorted(runs, key=lambda info: info.created, reverse=True),
-        artifacts=sorted(artifacts, key=lambda artifact: artifact.created, reverse=True),
-        report_of=report_of,
-        folder_of=lambda artifact: link(artifact.path) if artifact.path.is_dir() else "",
-        called=lambda run: called(run, runs),
-        asked_for=lambda run: command_of(run.request) or run.name,
-        states=lambda run: Counter(str(step.get("state", "pending")) for step in run.steps.values()),
-        # A killed run could not write down when it ended.
-        time_taken=lambda run: 0.0 if run.status == KILLED else max(run.updated - run.created, 0.0),
+def arranged(step: StepReport) -> Arranged:
+    """The curves of a step: those shown, of each environment (in a run of several), folded away, measured once."""
+    environments: Environments = {}
+    for name in sorted(step.curves):
+        for kind, pattern in _OF_ENVIRONMENTS.items():
+            if match := pattern.fullmatch(name):
+                environments.setdefault(match[1], {})[kind] = step.curves[name]
+    rest = {name: step.curves[name] for name in sorted(step.curves)}
+    several = {name: points for name, points in rest.items() if len(points) > 1}
+    shown = {name: several[name] for name in headlines(list(several))}
+    return Arranged(
+        shown,
+        dict(sorted(environments.items())) if len(environments) > 1 else {},
+        {name: points for name, points in several.items() if name not in shown},
+        {name: points for name, points in rest.items() if name not in several},
     )
+
+
+def headlines(names: Sequence[str]) -> list[str]:
+    """The metrics worth seeing first: of those that hold a word the mean, or else the one with the shortest name."""
+    chosen: list[str] = []
+    for word in _FIRST:
+        matching = [name for name in names if word in re.split(r"[/_]", name) or (len(word) > 2 and word in name)]
+        left = [name for name in matching if name not in chosen]
+        if left:
+            chosen.append(min(left, key=lambda name: (not name.endswith("mean"), name.count("/"), len(name), name)))
+    rest = [name for name in names if name not in chosen]
+    return [*chosen, *rest][:_SHOWN_CURVES] if len(names) <= _SHOWN_CURVES else chosen[:_SHOWN_CURVES]
+
+
+def curve(points: Points, label: str) -> Markup:
+    """A line over training steps. Points with a value that is not finite are left out."""
+    kept = [(x, y) for x, y in points if math.isfinite(y)]
+    if not kept:
+        return Markup('<svg class="curve"></svg>')
+    place, parts = axes(kept)
+    smooth = len(kept) >= _SMOOTH_FROM
+    parts.append(f'<path class="{"raw" if smooth else "line"}" d="{_path([place(x, y) for x, y in kept])}"/>')
+    if smooth:
+        # A centred mean over about a tenth of the points, shorter at the ends so that no point is invented.
+        half, averaged = max(1, len(kept) // 20), []
+        for index, (x, _) in enumerate(kept):
+            reach = min(half, index, len(kept) - 1 - index)
+            window = [y for _, y in kept[index - reach : index + reach + 1]]
+            averaged.append(place(x, sum(window) / len(window)))
+        parts.append(f'<path class="line" d="{_path(averaged)}"/>')
+    end_x, end_y = place(*kept[-1])
+    parts.append(f'<circle class="dot" cx="{end_x:.1f}" cy="{end_y:.1f}" r="3"/>')
+    pointed_at = kept[:: -1 - len(kept) // _POINTED_AT][::-1]
+    data = json.dumps([[x, y, *(round(c, 1) for c in place(x, y))] for x, y in pointed_at], separators=(",", ":"))
+    parts.append(
+        f'<g class="hover" visibility="hidden"><line y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/><circle r="3.5"/></g>'
+    )
+    return _drawing(label, parts, f' data-points="{escape(data)}"')
+
+
+def overlay(name: str, series: Sequence[Points], colors: Sequence[str]) -> Markup:
+    """A figure of the curves of several runs, each in its colour; empty where none has a number."""
+    finite = [[(x, y) for x, y in each if math.isfinite(y)] for each in series]
+    every = [point for each in finite for point in each]
+    if not every:
+        return Markup()
+    place, parts = axes(every)
+    for each, color in zip(finite, colors, strict=True):
+        if each:
+            x, y = place(*each[-1])
+            path = _path([place(*point) for point in each])
+            parts.append(f'<path class="line" style="stroke:{color}" d="{path}"/>')
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" style="fill:{color}"/>')
+    caption = Markup("<figcaption><span>{}</span></figcaption>").format(name)
+    return Markup("<figure>{}{}</figure>").format(caption, _drawing(name, parts))
+
+
+def _drawing(label: str, parts: Sequence[str], data: str = "") -> Markup:
+    start = f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}"{data}>'
+    return Markup(f"{start}{''.join(parts)}</svg>")
+
+
+def axes(covered: Points) -> tuple[Callable[[float, float], tuple[float, float]], list[str]]:
+    """Where a point lies in a drawing that reaches over all of `covered` (finite, at least one), and its grid."""
+    x_low, x_high = min(x for x, _ in covered), max(x for x, _ in covered)
+    y_low, y_high = min(y for _, y in covered), max(y for _, y in covered)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = (x - x_low) / (x_high - x_low) if x_high > x_low else 0.5
+        up = (y - y_low) / (y_high - y_low) if y_high > y_low else 0.5
+        return _LEFT + across * (WIDTH - _LEFT - _RIGHT), HEIGHT - _BOTTOM - up * (HEIGHT - _TOP - _BOTTOM)
+
+    parts = []
+    for tick in dict.fromkeys((y_low, y_low / 2 + y_high / 2, y_high)):
+        _, y = place(x_low, tick)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 3:.1f}" text-anchor="end">{tick:.3g}</text>')
+    for x, anchor in ((x_low, "start"), (x_high, "end")) if x_high > x_low else ((x_low, "middle"),):
+        px, _ = place(x, y_low)
+        parts.append(f'<text class="tick" x="{px:.1f}" y="{HEIGHT - 5}" text-anchor="{anchor}">{number(x)}</text>')
+    return place, parts
+
+
+def shares(values: Mapping[str, float]) -> list[tuple[str, float, float, float]]:
+    """(name, value, share of the sum, share of the longest), longest first, without what took no time."""
+    values = {name: value for name, value in values.items() if value > 0} or values
+    total, longest = sum(values.values()) or 1.0, max(values.values(), default=1.0) or 1.0
+    ordered = sorted(values.items(), key=lambda item: -item[1])
+    return [(name, value, value / total, value / longest) for name, value in ordered]
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)

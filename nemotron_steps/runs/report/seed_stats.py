@@ -2,19 +2,16 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from nemotron_steps.artifacts.files import as_float, plain
 from nemotron_steps.runs.log_format import is_table, number
 
 MEANING = "mean ± standard deviation over seeds"
-_SEED = "seed"
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """A step of a run: its key, its summary, and what it was fanned out over (key of the config → label), if it was."""
 
     key: str
@@ -23,8 +20,7 @@ class Outcome:
     labels: Mapping[str, str] | None = None
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(NamedTuple):
     """One measure over seeds: its values by instance, their mean and sample standard deviation (n − 1).
 
     `spread` is None where there is one value. Where one is not finite (an instance that diverged) the mean is NaN
@@ -36,13 +32,12 @@ class Spread:
     values: Mapping[str, float]
 
     def __str__(self) -> str:
-        if self.spread is None:
-            return number(self.mean)
-        return f"{number(float(self.mean))} ± {number(float(self.spread))}"
+        error = "" if self.spread is None else f" ± {number(float(self.spread))}"
+        return number(float(self.mean)) + error
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable form; what is not finite as text."""
-        fields: dict[str, Any] = plain({"mean": self.mean, "spread": self.spread, "values": self.values})
+        fields: dict[str, Any] = plain(self._asdict())
         return fields
 
 
@@ -56,21 +51,28 @@ def spread_tables(outcomes: Iterable[Outcome]) -> dict[str, Table]:
     Instances that differ in a seed alone share a row. Empty for a run without fan-out.
     """
     found = list(outcomes)
-    fanned = [outcome for outcome in found if outcome.labels]
-    if not fanned:
-        return {}
     tables: dict[str, Table] = {}
-    over = " and ".join(dict.fromkeys(name for outcome in fanned for name in outcome.labels or ()))
-    own = _table((each.stage + _suffix(_rest(each.labels or {})), each.key, _measures(each.summary)) for each in fanned)
-    if own:
-        tables[f"over {over}"] = own
-    endings = {_suffix(each.labels or {}): _suffix(_rest(each.labels or {})) for each in fanned}
+    cells: list[tuple[str, str, Mapping[str, Any]]] = []
+    endings: dict[str, str] = {}
+    over: dict[str, None] = {}
+    for outcome in found:
+        if labels := outcome.labels:
+            shared = "".join(f"-{label}" for name, label in labels.items() if not name.endswith("seed"))
+            endings["".join(f"-{label}" for label in labels.values())] = shared
+            cells.append((outcome.stage + shared, outcome.key, outcome.summary))
+            over |= dict.fromkeys(labels)
+    if own := _table(cells):
+        tables[f"over {' and '.join(over)}"] = own
     for outcome in found:
         for name, table in outcome.summary.items():
             if outcome.labels or not is_table(table):
                 continue
-            rows = [(shared, row, cells) for row, cells in table.items() if (shared := _shared(row, endings))]
-            gathered = _table((shared, row, _measures(cells)) for shared, row, cells in rows)
+            rows = []
+            for row, measures in table.items():
+                ending = max((each for each in endings if row.endswith(each)), key=len, default=None)
+                if ending is not None:
+                    rows.append((row.removesuffix(ending) + endings[ending], row, measures))
+            gathered = _table(rows)
             if len(gathered) < len(rows):
                 tables[f"{outcome.key}: {name.replace('_', ' ')}"] = gathered
     return tables
@@ -81,12 +83,15 @@ def as_text(table: Table) -> dict[str, dict[str, str]]:
     return {row: {name: str(cell) for name, cell in cells.items()} for row, cells in table.items()}
 
 
-def _table(cells: Iterable[tuple[str, str, Mapping[str, float]]]) -> Table:
-    """(row, instance, measure → value) of each instance as a table."""
+def _table(cells: Iterable[tuple[str, str, Mapping[str, Any]]]) -> Table:
+    """(row, instance, measures) of each instance as a table of the numbers; of a change, what it came to."""
     values: dict[str, dict[str, dict[str, float]]] = {}
     for row, instance, measures in cells:
         for measure, value in measures.items():
-            values.setdefault(row, {}).setdefault(measure, {})[instance] = value
+            if isinstance(value, Mapping) and "before" in value:
+                value = value.get("after")
+            if (single := as_float(value)) is not None:
+                values.setdefault(row, {}).setdefault(measure, {})[instance] = single
     return {row: {name: _spread(by) for name, by in measures.items()} for row, measures in values.items()}
 
 
@@ -95,28 +100,3 @@ def _spread(values: Mapping[str, float]) -> Spread:
     if not all(map(math.isfinite, several)):
         return Spread(math.nan, None, values)
     return Spread(statistics.fmean(several), statistics.stdev(several) if len(several) > 1 else None, values)
-
-
-def _measures(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers of a summary; of a change, what it came to."""
-    numbers = {}
-    for name, value in summary.items():
-        if isinstance(value, Mapping) and "before" in value:
-            value = value.get("after")
-        if (single := as_float(value)) is not None:
-            numbers[name] = single
-    return numbers
-
-
-def _rest(labels: Mapping[str, str]) -> dict[str, str]:
-    return {name: label for name, label in labels.items() if not name.endswith(_SEED)}
-
-
-def _suffix(labels: Mapping[str, str]) -> str:
-    return "".join(f"-{label}" for label in labels.values())
-
-
-def _shared(row: str, endings: Mapping[str, str]) -> str | None:
-    """The row that a row of an instance is averaged into; None for one of no instance."""
-    longest: Sequence[str] = sorted((ending for ending in endings if row.endswith(ending)), key=len)
-    return row.removesuffix(longest[-1]) + endings[longest[-1]] if longest else None

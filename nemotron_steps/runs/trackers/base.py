@@ -8,8 +8,9 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.config.mirrors import OpenTable, Table
+from nemotron_steps.config.profiles import MirrorSettings, OpenTable, Table, tracker_class
 from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.errors.plugins import load_object
 from nemotron_steps.resolver.plan import Plan
 from nemotron_steps.runs.context import Record
 from nemotron_steps.runs.run_folder import RunFolder
@@ -18,6 +19,7 @@ from nemotron_steps.waiting import waiting
 
 logger = logging.getLogger(__name__)
 
+_BUILT_IN = {"wandb": "wandb:WandbTracker", "tensorboard": "tensorboard:TensorBoardTracker"}
 _SAMPLES = 2000
 """Samples of a step at most, the latest kept: W&B draws no larger tables."""
 
@@ -39,7 +41,6 @@ class ExperimentTracker(ABC):
     def __init__(
         self, settings: Any, folder: RunFolder, plan: Plan, store: ArtifactStore, redact: Callable[[Any], Any]
     ) -> None:
-        """`settings`: the table."""
         try:
             self._package: Any = import_module(self.module)
         except ImportError as error:
@@ -83,6 +84,16 @@ class ExperimentTracker(ABC):
                 text += "; hint: export WANDB_MODE=offline   # `wandb sync` sends it later"
             logger.warning(text)
             self._run = None
+
+
+def trackers(
+    settings: MirrorSettings, folder: RunFolder, plan: Plan, store: ArtifactStore, redact: Callable[[Any], Any]
+) -> Iterator[ExperimentTracker]:
+    """Every tracker that env.toml has a table for. UnsupportedError if a package it needs is not installed."""
+    for name in settings.names:
+        built_in = _BUILT_IN.get(name)
+        tracker = load_object(f"{__package__}.{built_in}") if built_in else tracker_class(name)
+        yield tracker(getattr(settings, name) if built_in else settings.others[name], folder, plan, store, redact)
 
 
 def leaves(value: Any, path: str, separator: str) -> Iterator[tuple[str, Any]]:

@@ -46,16 +46,15 @@ class TensorBoardTracker(ExperimentTracker):
         numbers = ", ".join(f"{name}={value}" for name, value in record["numbers"].items())
         self._run.add_text("signals", f"**{record['name']}** {numbers}", self._index)
 
-    def _on_step_finished(self, record: Record) -> None:
-        self._interrupt()
-
     def _on_step_failed(self, record: Record) -> None:
         self._run.add_text("error", _code(record["error"]["what"]), self._index)
         self._interrupt()
 
-    def _interrupt(self) -> None:
+    def _interrupt(self, _: Record | None = None) -> None:
         writer, self._run = self._run, None
         writer.close()
+
+    _on_step_finished = _interrupt
 
 
 def _code(value: Any) -> str:

@@ -80,9 +80,15 @@ class WandbTracker(ExperimentTracker):
         outputs = [self._store.find(ref) for ref in record["outputs"].values()]
         for ref in dict.fromkeys(edge.ref or edge.digest for artifact in outputs for edge in artifact.inputs):
             try:
-                self._use(self._store.find(ref))
+                used = self._described(self._store.find(ref))
             except UnknownNameError:
                 logger.warning("W&B: input %s is no longer in the home", ref)
+                continue
+            if self._run.settings._offline:
+                # use_artifact refuses to work offline, although the record it would send is all that syncing needs.
+                self._run._log_artifact(used, aliases=[], is_user_created=True, use_after_commit=True)
+            else:
+                self._run.use_artifact(used)
         for artifact in outputs:
             # `vN` is what W&B itself calls its versions, from 0 on; a second one makes an artifact unreadable.
             alias = f"{artifact.name.replace('/', '-')}-v{artifact.version}"
@@ -107,33 +113,13 @@ class WandbTracker(ExperimentTracker):
         made = artifact.producer
         own = (artifact.name.replace("/", "-") or artifact.digest[:12], artifact.type)
         name, kind = PUBLISHED.get((made.step.partition("/")[0], made.port), own) if made else own
-        described = self._package.Artifact(
-            name=name,
-            type=kind,
-            metadata={
-                **artifact.attributes,
-                "digest": artifact.digest,
-                "reference": artifact.ref,
-                "inputs": {edge.port: edge.ref or edge.digest for edge in artifact.inputs},
-            },
-        )
-        described.add_reference(self._address(artifact), checksum=False)
+        inputs = {edge.port: edge.ref or edge.digest for edge in artifact.inputs}
+        metadata = {**artifact.attributes, "digest": artifact.digest, "reference": artifact.ref, "inputs": inputs}
+        described = self._package.Artifact(name=name, type=kind, metadata=metadata)
+        url, path = self._store.backend.url, f"artifacts/objects/{artifact.digest}"
+        place = f"{url.rstrip('/')}/{path}" if "://" in url else (Path(url) / path).as_uri()
+        described.add_reference(Path(artifact.location).as_uri() if artifact.location else place, checksum=False)
         return described
-
-    def _use(self, artifact: Artifact) -> None:
-        described = self._described(artifact)
-        if self._run.settings._offline:
-            # use_artifact refuses to work offline, although the record it would send is all that syncing needs.
-            self._run._log_artifact(described, aliases=[], is_user_created=True, use_after_commit=True)
-        else:
-            self._run.use_artifact(described)
-
-    def _address(self, artifact: Artifact) -> str:
-        if artifact.location:
-            return Path(artifact.location).as_uri()
-        url = self._store.backend.url
-        path = f"artifacts/objects/{artifact.digest}"
-        return f"{url.rstrip('/')}/{path}" if "://" in url else (Path(url) / path).as_uri()
 
 
 def _cell(value: Any) -> Any:

@@ -21,9 +21,8 @@ from nemotron_steps.environments.judged.genrm_messages import (
 )
 from nemotron_steps.environments.responses import split_reasoning
 from nemotron_steps.environments.text.reasoning_gym import ReasoningGym, extract_answer
-from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.rows.lines import Row
-from nemotron_steps.rows.messages import texts_of
+from nemotron_steps.rows.messages import texts_of, wrong
 from nemotron_steps.steps.data_prep.blends.shards import RowFunction, RowLeftOut
 from nemotron_steps.steps.data_prep.gym_tasks import Question, slip, write_answer
 from nemotron_steps.steps.data_prep.preference_prep import answer_pair
@@ -109,7 +108,6 @@ class Assessment:
     """Characters from the start that agree with the reference answer."""
     length: int
     work: str
-    """The check as the judge writes it down."""
 
     @property
     def score(self) -> int:
@@ -124,15 +122,10 @@ class Assessment:
 
 RANKINGS = {-3: 1, -2: 2, -1: 3, 1: 4, 2: 5, 3: 6}
 SCORES = {1: (4, 3), 2: (4, 2), 3: (5, 1)}
-"""Strength of a preference → scores of the better and the worse answer."""
 
 
 def comparison_rows(config: ComparisonConfig) -> RowFunction:
-    """Of the user's own pairs: a comparison chat each, ties left out, as the judge's scale has none.
-
-    The verdict follows the preference: its ranking is the preference on the judge's scale, 1 (the first is much better)
-    to 6; its scores are `helpfulness_1` and `helpfulness_2`, else as far apart as the preference is strong.
-    """
+    """Of the user's own pairs: a comparison chat each, its ranking the preference, 1 (the first much better) to 6."""
 
     def become(where: str, row: Row) -> list[Row]:
         pair = answer_pair(row, where)
@@ -156,12 +149,7 @@ def _scores(row: Row, preference: int, where: str) -> tuple[int, int]:
         for number, score in enumerate(given, start=1):
             if isinstance(score, bool) or not isinstance(score, int) or not 1 <= score <= 5:
                 field = f"helpfulness_{number}"
-                raise DataError(
-                    f"{field} must be a whole number from 1 to 5",
-                    where=f"{where} field {field}",
-                    found=repr(score),
-                    hints=show_line(where),
-                )
+                raise wrong(f"{field} must be a whole number from 1 to 5", where, field, found=score)
         return given[0], given[1]  # type: ignore[return-value]
     better, worse = SCORES[abs(preference)]
     return (better, worse) if preference < 0 else (worse, better)

@@ -1,7 +1,5 @@
-"""data_prep/difficulty: prompts sorted by how often a policy solves them, the always solved ones left out.
-
-Rates are kept as they come in `work`, so a killed run goes on; what is sampled for a prompt does not depend on that.
-"""
+"""data_prep/difficulty: prompts sorted by how often a policy solves them, the always solved ones left out. A killed run
+goes on: rates are kept in `work` as they come."""
 
 import asyncio
 import csv
@@ -13,11 +11,11 @@ from typing import Literal
 
 from nemotron_steps.config.schema.eval import DifficultyConfig, DifficultySettings
 from nemotron_steps.engine.grpo.filters import FailureWatch
-from nemotron_steps.engine.placement.standalone import SamplingWanted, place_sampling
+from nemotron_steps.engine.placement.run import SamplingWanted, place_sampling
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows, read_rows
-from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal, by_difficulty, rate_prompts
-from nemotron_steps.engine.setup.collector import build_collector
+from nemotron_steps.engine.rollouts.evaluation import PassRate, RateJournal, by_difficulty, rate_prompts
+from nemotron_steps.engine.setup.backends import build_collector
 from nemotron_steps.engine.setup.rows import Needs, check_rows
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.errors import ConfigError, DataError
@@ -28,7 +26,6 @@ from nemotron_steps.steps.data_prep.blends.splits import PROMPT_FILES, Split
 ORDER = "pass_rate"
 """The attribute `order` of what this step writes; sorted data is not to be shuffled (resolver/checks.py)."""
 FIELD = "curriculum"
-"""What each row gets: pass_rate, mean_reward and samples."""
 _REPORT_EVERY = 50
 
 Outcome = Literal["kept", "always_solved", "never_solved", "unrated"]
@@ -65,7 +62,6 @@ def _rate(context: StepContext[DifficultyConfig], rows: PromptRows, needs: Needs
             generation=config.generation,
             env=config.env,
             judges=needs.judges,
-            only=config.env.only_environment,
             max_total_length=settings.max_total_sequence_length,
             precision=settings.precision,
             seed=settings.seed,
@@ -158,7 +154,6 @@ def _write(context: StepContext[DifficultyConfig], rows: PromptRows, journal: Ra
         raise DataError(
             "no prompt is left",
             where=config.data.train.data_path,
-            expected="a prompt that the policy solves sometimes",
             found=", ".join(f"{counts[name]} {name.replace('_', ' ')}" for name in dropped),
             hints=[
                 *(f"difficulty.drop_{name}=false" for name in dropped),

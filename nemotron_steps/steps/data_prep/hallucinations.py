@@ -1,17 +1,12 @@
-"""Tool calls that a model made up: variants of the right action that are wrong in one named way.
-
-Every variant is graded by the environment itself: what it would reward is not rejected. The wrong names and
-values come from the other rows wherever they can, so that they look right and are not.
-"""
+"""Tool calls that a model made up: variants of the right action that are wrong in one named way, with names and values
+of other rows. What the environment would reward is not rejected."""
 
 import asyncio
-import heapq
 import json
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nemotron_steps.config.schema.tool_preferences import Hallucination
@@ -26,40 +21,8 @@ Calls = list[tuple[str, dict[str, Any]]]
 """(tool name, arguments) of every call of a turn."""
 
 REDRAWS = 12
-ROOM = 1 << 18
-"""Bytes for the values of one argument that may be borrowed, about 2,000 short ones: they stay in memory."""
-_OVERHEAD = 100
-"""Bytes that a value takes beside its text."""
-
-
-class _Distinct:
-    """The distinct values of one argument, or as many as there is room for."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, Any] = {}
-        self._largest: list[tuple[int, str]] = []  # a heap of (-digest, text)
-        self._used = 0
-        self._below = 1 << 64
-
-    def add(self, value: Any) -> None:
-        text = json.dumps(value, sort_keys=True)
-        cost = len(text) + _OVERHEAD
-        if text in self._kept or cost > ROOM // 16:
-            return
-        digest = int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
-        if digest >= self._below:
-            return
-        self._kept[text] = value
-        heapq.heappush(self._largest, (-digest, text))
-        self._used += cost
-        while self._used > ROOM:
-            negative, gone = heapq.heappop(self._largest)
-            del self._kept[gone]
-            self._used -= len(gone) + _OVERHEAD
-            self._below = -negative
-
-    def in_order(self) -> list[Any]:
-        return [self._kept[text] for text in sorted(self._kept)]
+MOST_VALUES, LONGEST_VALUE = 2_000, 16_000
+"""Values of one argument that may be borrowed, the first different ones, and the longest in characters of JSON."""
 
 
 class HallucinationMaker:
@@ -69,40 +32,34 @@ class HallucinationMaker:
         self._grader = SingleStepToolUse(SingleStepToolUseConfig(), {})
         tools: set[str] = set()
         arguments: set[str] = set()
-        values: dict[str, _Distinct] = defaultdict(_Distinct)
+        values: dict[str, dict[str, Any]] = defaultdict(dict)
         for row in rows:
             for tool in tools_of(row):
                 tools.add(tool["name"])
                 arguments.update(properties_of(tool))
             for _, given in calls_of(row):
                 for name, value in given.items():
-                    values[name].add(value)
+                    text = json.dumps(value, sort_keys=True)
+                    if len(values[name]) < MOST_VALUES and len(text) < LONGEST_VALUE:
+                        values[name][text] = value
         # Sorted: what is drawn depends on the seed and the rows alone.
         self._tools = sorted(tools)
         self._arguments = sorted(arguments)
-        self._values = {name: found.in_order() for name, found in values.items()}
-
-    def borrowed(self, argument: str) -> Sequence[Any]:
-        """Values of an argument that other rows give it, in a fixed order."""
-        return self._values.get(argument, [])
+        self._values: dict[str, list[Any]] = defaultdict(list)
+        self._values |= {name: [found[text] for text in sorted(found)] for name, found in values.items()}
 
     def make(self, kind: Hallucination, row: Row, rng: random.Random) -> Calls | None:
         """A rejected action of that kind; None where the row allows none."""
         for _ in range(REDRAWS):
             calls = self._needless_call(row, rng) if kind == "needless_call" else self._altered(kind, row, rng)
-            if calls is None or self.reward(row, calls) == 0.0:
+            if calls is None:
+                return None
+            response = Response("", tool_calls=[ToolCall(name, json.dumps(given)) for name, given in calls])
+            if asyncio.run(self._grader.verify(row, response, Session())).reward == 0.0:
                 return calls
         return None
 
-    def reward(self, row: Row, calls: Calls) -> float:
-        """What the environment gives for these calls."""
-        response = Response("", tool_calls=[ToolCall(name, json.dumps(arguments)) for name, arguments in calls])
-        verdict = asyncio.run(self._grader.verify(row, response, Session()))
-        assert verdict.reward is not None, "a rule always judges"
-        return verdict.reward
-
     def _altered(self, kind: Hallucination, row: Row, rng: random.Random) -> Calls | None:
-        """The expected calls with one of them changed."""
         calls = calls_of(row)
         if not calls:
             return None
@@ -119,7 +76,7 @@ class HallucinationMaker:
         if kind == "unknown_argument":
             known = {**properties_of(offered[name]), **arguments}
             extra = rng.choice([other for other in (*self._arguments, "priority", "note") if other not in known])
-            changed = {**arguments, extra: rng.choice(self.borrowed(extra) or ["high", 1, "urgent"])}
+            changed = {**arguments, extra: rng.choice(self._values[extra] or ["high", 1, "urgent"])}
         elif kind == "missing_argument":
             needed = (offered[name].get("parameters") or {}).get("required") or ()
             required = [key for key in needed if key in arguments]
@@ -140,7 +97,7 @@ class HallucinationMaker:
 
     def _invent(self, key: str, value: Any, said: str, rng: random.Random) -> Any:
         """Another value of the same type that the conversation does not contain."""
-        borrowed = [v for v in self.borrowed(key) if type(v) is type(value) and v != value]
+        borrowed = [v for v in self._values[key] if type(v) is type(value) and v != value]
         borrowed = [v for v in borrowed if str(v).lower() not in said]
         if borrowed and rng.random() < 0.8:
             return rng.choice(borrowed)
@@ -170,7 +127,7 @@ class HallucinationMaker:
             return rng.random() < 0.5
         if kind in ("array", "object"):
             return [] if kind == "array" else {}
-        return rng.choice([v for v in self.borrowed(key) if isinstance(v, str)] or ["unknown"])
+        return rng.choice([v for v in self._values[key] if isinstance(v, str)] or ["unknown"])
 
 
 def tools_of(row: Row) -> list[dict[str, Any]]:

@@ -1,7 +1,4 @@
-"""data_prep/import_prompts, import_chats and import_pairs: rows as others have them, in the shape that a step takes.
-
-Every column survives.
-"""
+"""data_prep/import_prompts, import_chats and import_pairs: rows as others have them, in the shape that a step takes."""
 
 from functools import partial
 from typing import Any
@@ -56,7 +53,6 @@ def _import(context: StepContext[Any], work: RowWork, port: str) -> None:
 
 
 def _recognised(file: DataFile, column: str | None) -> dict[str, str]:
-    """What the first row looks like, for the summary."""
     for part in parts_of(file):
         for number, line in lines_of(part):
             if line.strip():

@@ -27,15 +27,7 @@ Messages = list[Message]
 
 @dataclass(frozen=True)
 class AnswerPair:
-    """One comparison.
-
-    Attributes:
-        conversation: messages, the last one the user's.
-        tools: what the row offers.
-        answer_1, answer_2: texts.
-        preference: -3 (the first is much better), -2 (better), -1 (slightly), to 3; 0: neither.
-        principle: what the preference goes by, if the row says.
-    """
+    """One comparison; `preference` is -3 (the first is much better), -2 (better), -1 (slightly), to 3; 0: neither."""
 
     conversation: Messages
     answer_1: str

@@ -17,9 +17,16 @@ from nemotron_steps.artifacts.files import storage_errors, to_json_bytes, write_
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.data_prep import LowEffortShare, PromptLengthConfig, ReasoningGymSource, RlPrepConfig
-from nemotron_steps.engine.rollouts.low_effort import asks_for_low_effort, low_effort_row
-from nemotron_steps.environments.agents import agent_of, resolve, stands_for, unknown_agent
-from nemotron_steps.environments.registry import environment_class, names, settings_of
+from nemotron_steps.engine.rollouts.data import asks_for_low_effort, low_effort_row
+from nemotron_steps.environments.registry import (
+    agent_of,
+    environment_class,
+    names,
+    resolve,
+    settings_of,
+    stands_for,
+    unknown_agent,
+)
 from nemotron_steps.errors import ConfigError, DataError, UnsupportedError
 from nemotron_steps.rows.layouts import REQUEST, prompt_layout, read_request, text_columns
 from nemotron_steps.rows.lines import Row, parse_row, read_rows
@@ -47,8 +54,7 @@ def run(context: StepContext[RlPrepConfig]) -> None:
     if config.reasoning_gym is not None:
         counts = write_splits(folder, files, gym_rows(config, config.reasoning_gym))
     else:
-        sources = config.placeholders.model_dump()
-        filler = PlaceholderFiller(sources, config.mirror, str(context.work / "placeholders"))
+        filler = PlaceholderFiller(config.placeholders.model_dump(), config.mirror)
         work = partial(prompt_rows, config.agent, config.check_environments, filler, config.prompt_length)
         counts = prepare(context, sources_of(config), work, folder, files)
     if config.low_effort is not None:
@@ -66,8 +72,7 @@ def run(context: StepContext[RlPrepConfig]) -> None:
 
 
 def check(config: RlPrepConfig, inputs: Mapping[str, Artifact | None]) -> None:
-    """Refuse a source that is not there, and a name in `low_effort.environments` that no environment has: its prompts
-    would never be converted."""
+    """Refuse a source that is not there, and an unknown name in `low_effort.environments`."""
     named, known = config.low_effort.environments if config.low_effort is not None else (), names()
     for name in named:
         if name not in known:
@@ -84,8 +89,7 @@ def check(config: RlPrepConfig, inputs: Mapping[str, Artifact | None]) -> None:
 
 
 def gym_rows(config: RlPrepConfig, source: ReasoningGymSource) -> dict[Split, list[Row]]:
-    """Rows of reasoning-gym questions. Their verifier fields are there whichever agent is named: any environment may
-    grade them later."""
+    """Rows of reasoning-gym questions, with verifier fields whichever agent is named."""
     return {
         split: [
             {
@@ -102,9 +106,7 @@ def gym_rows(config: RlPrepConfig, source: ReasoningGymSource) -> dict[Split, li
 def convert_low_effort(
     path: Path, total: int, config: LowEffortShare, fits: Callable[[Row, str], bool] | None = None
 ) -> dict[str, int]:
-    """Put `low_effort.string` into a share of a file's `total` prompts: of the environments named, those whose hash is
-    least. A line that is not converted stays byte for byte. Returns how many were `wanted`, `found` with the string in
-    them, `converted`, and would have become `too_long`."""
+    """Put `low_effort.string` into a share of the prompts, those whose hash is least; other lines stay as they are."""
     count = {"wanted": round(config.share * total), "found": 0, "converted": 0, "too_long": 0}
 
     def draws() -> Iterator[int]:
@@ -201,16 +203,13 @@ class LengthCheck:
 
 
 class EnvironmentChecks:
-    """Asks each row's environment whether it could score the row. No judge is needed for that.
-
-    Where an environment is nothing without the run's own settings, a row is only checked for naming a known agent.
-    """
+    """Asks each row's environment whether it could score the row; those that need a run's settings are not asked."""
 
     def __init__(self) -> None:
         self._environments: dict[str, Environment | None] = {}
 
     def __call__(self, where: str, row: Row) -> None:
-        """DataError naming file, line and field of an unusable row."""
+        """Refuse an unusable row."""
         reference = row.get("agent_ref")
         if not isinstance(reference, dict) or reference.get("name") is None:
             raise DataError(

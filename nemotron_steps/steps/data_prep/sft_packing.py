@@ -1,8 +1,5 @@
-"""data_prep/sft_packing: chats tokenised and packed into rows of one length, ahead of training.
-
-Chats are tokenised in shards by several processes, then packed window by window: memory does not grow with the data,
-and what comes out depends on the chats and the config alone.
-"""
+"""data_prep/sft_packing: chats tokenised in shards by several processes, and packed window by window into rows of one
+length, ahead of training."""
 
 import shutil
 from array import array
@@ -69,7 +66,6 @@ def tokenizer_folder(config: SftPackingConfig) -> Path:
         raise ConfigError(
             "nothing says which tokenizer the chats are for",
             where="packing.tokenizer",
-            expected="the folder of the model's tokenizer, or of its checkpoint",
             hints=("packing.tokenizer=PATH",),
         )
     folder = hf_folder(named)
@@ -77,7 +73,6 @@ def tokenizer_folder(config: SftPackingConfig) -> Path:
         raise ConfigError(
             "no tokenizer to pack with",
             where="packing.tokenizer" if config.packing.tokenizer is not None else "data.tokenizer",
-            expected="a folder with tokenizer.json",
             found=f"{named}, which {f'has {listing(folder)}' if folder.exists() else 'does not exist'}",
             hints=("packing.tokenizer=PATH", *fetch_again(Path(named))),
         )
@@ -123,8 +118,7 @@ def encoded_rows(tokenizer: str, packing: PackingConfig) -> RowFunction:
 
 
 def pack_file(source: Path, target: Path, packing: PackingConfig) -> dict[str, int | float]:
-    """Pack the tokenised chats of a file, those of a row in their order. Returns counts, and the share of the rows'
-    room that tokens fill."""
+    """Pack the tokenised chats of a file. Returns counts, and the share of the rows' room that tokens fill."""
     counts = {"sequences": 0, "rows": 0, "tokens": 0, "trained_tokens": 0}
     with target.open("wb", buffering=1 << 20) as out:
         for window in _windows(source, max(WINDOW_TOKENS, WINDOW_ROWS * packing.pack_size)):

@@ -22,7 +22,7 @@ from nemotron_steps.config.schema.data_prep import (
     SweDemonstrations,
     TokenizerTrainingConfig,
 )
-from nemotron_steps.engine.rollouts.low_effort import with_instruction
+from nemotron_steps.engine.rollouts.data import with_instruction
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN, content_text, split_reasoning
 from nemotron_steps.rows.layouts import read_chat
 from nemotron_steps.rows.lines import Row, read_rows
@@ -124,8 +124,7 @@ def write_tokenizer(rows: Iterable[Row], config: TokenizerTrainingConfig, folder
 
 
 def _texts(row: Row) -> Iterator[str]:
-    """The messages of a chat. Of a comparison also the question by itself: an answer may repeat it, and must not
-    then cost the judge a token a letter. Tools and calls as the template writes them."""
+    """A chat's messages, as its template writes them where it has tools; of a comparison also the question alone."""
     if row.get("tools"):
         from nemotron_steps.models.tokenizers import template_texts
 
@@ -138,8 +137,7 @@ def _texts(row: Row) -> Iterator[str]:
 
 
 def chat_rows(reasoning: ReasoningControlConfig, low_effort_instruction: str) -> RowFunction:
-    """Of chats of the user's own: each is read, its reasoning stripped or cut for a share of them, and those with
-    `"reasoning_effort": "low"` get the instruction."""
+    """Of chats of the user's own: reasoning stripped or cut for a share, the low-effort instruction added."""
     control = ReasoningControl(reasoning)
 
     def become(where: str, row: Row) -> list[Row] | None:
@@ -190,7 +188,6 @@ class ReasoningControl:
         return {**row, "messages": messages, "reasoning_budget": budget}
 
     def _cut(self, text: str, budget: int) -> str:
-        """The first tokens of a text, or words where there is no tokenizer."""
         if self._tokenizer is None:
             words = text.split(maxsplit=budget)
             return text if len(words) <= budget else text[: len(text) - len(words[budget])].rstrip()

@@ -161,7 +161,6 @@ def complete(row: Row, where: str) -> Row:
 
 
 def _object(value: Any, field: str, where: str) -> dict[str, Any]:
-    """An object, or one as JSON text; {} without one."""
     if not value:
         return {}
     try:

@@ -6,8 +6,7 @@ import json
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,7 @@ from nemotron_steps.steps.data_prep.hallucinations import Calls, HallucinationMa
 
 
 def run(context: StepContext[ToolPreferencePrepConfig]) -> None:
-    """Write the `preferences` output. In memory are places of rows, one row, names of tools and
-    arguments, and of each argument as many values as hallucinations.ROOM holds."""
+    """Write the `preferences` output. Of the source one row is in memory, and names and values to borrow."""
     config, folder = context.config, context.outputs["preferences"].path
     rows = PromptRows(usable_rows(context))
     # Whole conversations in an order drawn from the seed.
@@ -172,37 +170,28 @@ _VALUES: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class _Task:
-    """One tool, and how people ask for it: `request` is formatted with the arguments."""
-
-    name: str
-    description: str
-    request: str
-    parameters: Mapping[str, str]
-    """Argument → what kind of value it takes."""
-
-
-_TASKS = (
-    _Task("set_alarm", "Set an alarm", "Wake me at {time}.", {"time": "time"}),
-    _Task("set_timer", "Start a timer", "Start a timer of {minutes} minutes.", {"minutes": "integer"}),
-    _Task("get_weather", "Weather forecast", "Weather in {city} {day}?", {"city": "city", "day": "day"}),
-    _Task("send_message", "Send a text message", "Tell {to}: {text}.", {"to": "person", "text": "text"}),
-    _Task("play_song", "Play a song", "Play {title}.", {"title": "song"}),
-    _Task(
+_Task = tuple[str, str, str, dict[str, str]]
+"""A tool, what it does, how people ask for it, and argument → kind of value."""
+_TASKS: tuple[_Task, ...] = (
+    ("set_alarm", "Set an alarm", "Wake me at {time}.", {"time": "time"}),
+    ("set_timer", "Start a timer", "Start a timer of {minutes} minutes.", {"minutes": "integer"}),
+    ("get_weather", "Weather forecast", "Weather in {city} {day}?", {"city": "city", "day": "day"}),
+    ("send_message", "Send a text message", "Tell {to}: {text}.", {"to": "person", "text": "text"}),
+    ("play_song", "Play a song", "Play {title}.", {"title": "song"}),
+    (
         "convert_money",
         "Convert between currencies",
         "How much is {amount} {source} in {target}?",
         {"amount": "number", "source": "currency", "target": "currency"},
     ),
-    _Task(
+    (
         "book_table",
         "Book a table",
         "Book a table at {place} for {people} at {time}.",
         {"place": "place", "people": "integer", "time": "time"},
     ),
-    _Task("translate", "Translate a text", 'Say "{text}" in {language}.', {"text": "text", "language": "language"}),
-    _Task(
+    ("translate", "Translate a text", 'Say "{text}" in {language}.', {"text": "text", "language": "language"}),
+    (
         "find_flight",
         "Search for flights",
         "Flights from {origin} to {destination} {day}?",
@@ -233,18 +222,19 @@ def tool_rows(source: ToolTasksSource, count: int, seed: int) -> list[Row]:
 
 def _row(source: ToolTasksSource, rng: random.Random) -> Row:
     task, *others = rng.sample(_TASKS, source.offered + 1)
-    arguments = {name: _value(kind, rng) for name, kind in task.parameters.items()}
+    tool, _, request, parameters = task
+    arguments = {name: _value(kind, rng) for name, kind in parameters.items()}
     answerable = rng.random() >= source.unanswerable_share
     offered = [task, *others[:-1]] if answerable else others
     rng.shuffle(offered)
     expected = (
-        {"type": "function_call", "name": task.name, "arguments": json.dumps(arguments)}
+        {"type": "function_call", "name": tool, "arguments": json.dumps(arguments)}
         if answerable
         else {"type": "message", "content": NO_TOOL}
     )
     return {
         "responses_create_params": {
-            "input": [{"role": "user", "content": task.request.format(**arguments)}],
+            "input": [{"role": "user", "content": request.format(**arguments)}],
             "tools": [_tool(t) for t in offered],
         },
         "expected_action": expected,
@@ -263,14 +253,15 @@ def _value(kind: str, rng: random.Random) -> Any:
 
 
 def _tool(task: _Task) -> dict[str, Any]:
-    types = {name: kind if kind in ("integer", "number") else "string" for name, kind in task.parameters.items()}
+    name, description, _, parameters = task
+    types = {each: kind if kind in ("integer", "number") else "string" for each, kind in parameters.items()}
     return {
         "type": "function",
-        "name": task.name,
-        "description": task.description,
+        "name": name,
+        "description": description,
         "parameters": {
             "type": "object",
-            "properties": {name: {"type": kind} for name, kind in types.items()},
+            "properties": {each: {"type": kind} for each, kind in types.items()},
             "required": list(types),
         },
     }

@@ -1,8 +1,10 @@
 """What needs several processes is refused in one, each setting by its key, with what would do without."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from nemotron_steps.config.layout.processes import raise_if_ray_needed
+from nemotron_steps.config.layout.constraints import raise_if_ray_needed
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.config.schema.rl import ClusterConfig
 from nemotron_steps.errors import UnsupportedError
@@ -12,7 +14,8 @@ MEGATRON = "policy.megatron_cfg"
 
 def refused(cluster: dict[str, object], megatron: dict[str, int]) -> None:
     policy = PolicyConfig.model_validate({"checkpoint": "m", "megatron_cfg": megatron})
-    raise_if_ray_needed(ClusterConfig.model_validate({"backend": "process", **cluster}), policy)
+    asked = ClusterConfig.model_validate({"backend": "process", **cluster})
+    raise_if_ray_needed(SimpleNamespace(cluster=asked, policy=policy))
 
 
 @pytest.mark.parametrize(

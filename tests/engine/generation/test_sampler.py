@@ -120,8 +120,13 @@ def test_a_generator_is_dead_after_a_minute_of_silence_and_a_look_counts_a_secon
 ) -> None:
     now = iter(range(0, 3000, 30))
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(now)))
-    watch = module._StallWatch(Generator(), "policy")  # type: ignore[arg-type]
-    for _ in range(60):
-        watch.look()
-    with pytest.raises(WorkerLostError, match="`policy` has sampled no token for 60 s"):
-        watch.look()
+    generator = Generator()
+    steps: list[int] = []
+    generator.step = lambda: steps.append(1) or []  # type: ignore[method-assign,func-returns-value]
+
+    async def run() -> None:
+        with pytest.raises(WorkerLostError, match="`policy` has sampled no token for 60 s"):
+            await sampler(generator, name="policy").sample([7], PARAMS)
+
+    asyncio.run(run())
+    assert len(steps) == 61

@@ -41,7 +41,6 @@ def resumed(buffer: GroupBuffer) -> GroupBuffer:
     back = GroupBuffer(
         buffer.num_prompts_per_step,
         buffer.max_age,
-        straggler_deadline_s=buffer.straggler_deadline_s,
         num_positions=buffer.num_positions,
         num_steps=buffer.num_steps,
     )
@@ -55,21 +54,17 @@ def outstanding(buffer: GroupBuffer) -> set[int]:
     return {saved[0] for saved in [*state["interrupted"], *state["ready"]]} | set(state["retry"])
 
 
-def test_stragglers_are_found_withdrawn_counted_and_retried_first() -> None:
-    buffer = GroupBuffer(2, 1, straggler_deadline_s=10.0)
-    slow = buffer.issue(0, now=0.0)
-    quick = buffer.issue(0, now=5.0)
-    assert buffer.overdue(10.0) == []
-    assert buffer.overdue(10.5) == [slow]
-    buffer.withdraw(slow.group_id, "straggler")
-    assert buffer.metrics()["async/withdrawn_straggler"] == 1.0
+def test_a_group_that_failed_is_counted_and_retried_first() -> None:
+    buffer = GroupBuffer(2, 1)
+    failed, quick = buffer.issue(0, now=0.0), buffer.issue(0, now=5.0)
+    buffer.withdraw(failed.group_id, "ungraded")
+    assert buffer.metrics()["async/withdrawn_ungraded"] == 1.0
     retry = buffer.issue(0, now=11.0)
-    assert (retry.position, retry.attempt) == (slow.position, 1)
+    assert (retry.position, retry.attempt) == (failed.position, 1)
     with pytest.raises(KeyError):
-        buffer.complete(graded(slow))  # the late original must not come back
-    buffer.complete(graded(quick), partial=True)
+        buffer.complete(graded(failed))  # the late original must not come back
+    buffer.complete(graded(quick))
     buffer.complete(graded(retry))
-    assert buffer.metrics()["async/partial"] == 1.0
     assert buffer.take() is not None
 
 
@@ -88,7 +83,7 @@ class AsyncRun(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.buffer = GroupBuffer(self.prompts, self.max_age, straggler_deadline_s=5.0)
+        self.buffer = GroupBuffer(self.prompts, self.max_age)
         self.version = 0
         self.flying: dict[str, Ticket] = {}
         self.trained: list[int] = []

@@ -139,7 +139,7 @@ def test_the_kl_to_the_teachers_is_a_mean_over_trained_tokens_of_each_environmen
             return given
 
     prepared: Any = SimpleNamespace(batch=batch, rollouts=rollouts, metrics={"kept": 1.0})
-    distillation = Distillation(choice=None, teachers=Teachers())  # type: ignore[arg-type]
+    distillation = Distillation(teacher_of=None, teachers=Teachers())  # type: ignore[arg-type]
     distillation.score(prepared)
     assert asked == [["a", "b", None, "a"]]
     mask = batch.token_mask * batch.sample_mask[:, None]

@@ -20,7 +20,7 @@ from nemotron_steps.engine.grpo.rewards import (
     shape_rewards,
     treatments,
 )
-from nemotron_steps.engine.grpo.rollout_metrics import reward_penalty_metrics
+from nemotron_steps.engine.grpo.step import rollout_metrics
 from nemotron_steps.engine.rollouts.conversation import FORMAT_KEY, TurnFormat
 from nemotron_steps.engine.types import Rollout, RolloutGroup
 from tests.engine.engine_samples import rollout
@@ -232,7 +232,7 @@ def test_a_penalised_rollout_has_reward_0_and_one_below_0_gains_nothing() -> Non
         [], ["empty_final_answer"], ["empty_final_answer"], None,
     ]  # fmt: skip
     assert rollouts[1].reward == 1.0  # the collector's own is left alone
-    shares = reward_penalty_metrics(found.rollouts)
+    shares = rollout_metrics(found.rollouts, torch.zeros(4), (), 0)
     assert shares["reward_penalties/empty_final_answer"] == pytest.approx(2 / 3)
     assert shares["reward_penalties/duplicated_reasoning"] == 0.0
-    assert reward_penalty_metrics(rollouts) == {}
+    assert not [name for name in rollout_metrics(rollouts, torch.zeros(4), (), 0) if "penalties" in name]

@@ -10,7 +10,7 @@ from nemotron_steps.engine.kernels import cpu_layers
 from nemotron_steps.engine.kernels.cpu_layers import attend, attend_backward, attention_half, feed_forward
 from nemotron_steps.engine.kernels.fused import rms_norm, split_heads
 from nemotron_steps.engine.kernels.linear import linear
-from nemotron_steps.engine.policy.attention.attention import flat_attention
+from nemotron_steps.engine.policy.attention import flat_attention
 from nemotron_steps.engine.policy.token_layout import build_layout
 from tests.conditioning import assert_conditioned, in_float64, with_gradients
 from tests.engine.policy.batches import grouped_batch
@@ -46,7 +46,7 @@ def assert_attends(prompts, groups, queries, width, divisible_by, normed):
     pairs = []
     for _ in range(2):
         pairs.append([mixed.clone().requires_grad_(), norm.clone().requires_grad_() if normed else None])
-    found = cpu_layers.native_attention(*pairs[0], cos_sin, layout.spans, EPS)
+    found = cpu_layers.native_attention(*pairs[0], cos_sin, layout, EPS)
     expected = flat_attention(*split_heads(*pairs[1], cos_sin, EPS), layout)
     for out in (found, expected):
         out.backward(grad.flatten(1))
@@ -78,8 +78,8 @@ def test_any_number_of_threads_and_any_scratch_give_the_same_bits():
     layout, mixed, norm, cos_sin, grad = inputs(LAYOUTS["blocks"], 1, 3, 48)
 
     def everything():
-        attended, lse = attend(mixed, norm, cos_sin, layout.spans, EPS)
-        return attended, lse, *attend_backward(grad, mixed, lse, norm, cos_sin, layout.spans, EPS)
+        attended, lse = attend(mixed, norm, cos_sin, layout, EPS)
+        return attended, lse, *attend_backward(grad, mixed, lse, norm, cos_sin, layout, EPS)
 
     before, results = torch.get_num_threads(), [everything()]
     try:
@@ -112,7 +112,7 @@ def test_the_attention_half_and_every_gradient(groups, queries, divisible_by, no
     mine, theirs = ([leaf.clone().requires_grad_() for leaf in leaves] for _ in range(2))
     if not normed:
         mine[3] = theirs[3] = None
-    found = attention_half(*mine, cos_sin, layout.spans, EPS)
+    found = attention_half(*mine, cos_sin, layout, EPS)
     hidden, norm, qkv, heads, out = theirs
     mixed = linear(rms_norm(hidden, norm, EPS), qkv).view(tokens, groups, -1, width)
     attended = flat_attention(*split_heads(mixed, heads, cos_sin, EPS), layout)
@@ -138,13 +138,6 @@ def assert_feeds_forward(hidden=24, ffn=40):
     assert_conditioned(found, in_float64(partial(gated_mlp, eps=EPS)), *given)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_the_feed_forward_half_and_every_gradient(compiled, monkeypatch):
-    if not compiled:
-        monkeypatch.setattr(cpu_layers, "library", lambda: None)
-    assert_feeds_forward()
-
-
 @pytest.mark.compiler
 @pytest.mark.usefixtures("kernels_for")
 @pytest.mark.parametrize(("hidden", "ffn"), [(3, 5), (24, 40), (20, 33)])
@@ -152,6 +145,7 @@ def test_the_feed_forward_half_with_vectors_of_any_width(hidden, ffn):
     assert_feeds_forward(hidden, ffn)
 
 
+@pytest.mark.compiler
 def test_states_and_a_gradient_that_do_not_lie_row_by_row():
     hidden, grad = torch.randn(24, 1, 70).transpose(0, 2), torch.ones(()).expand(70, 1, 24)
     weights = [torch.randn(24), torch.randn(2 * 40, 24), torch.randn(24, 40)]

@@ -5,12 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-from nemotron_steps.engine.policy.attention import flash
-from nemotron_steps.engine.policy.attention.attention import flat_attention
-from nemotron_steps.engine.policy.token_layout import build_layout
-from tests.engine.policy.batches import grouped_batch
 
 KERNELS = """
 import torch
@@ -28,13 +22,6 @@ expected = fused.swiglu(leaf)
 expected.backward(grad)
 torch.testing.assert_close(triton_kernels.swiglu_forward(gate_up), expected.detach())
 torch.testing.assert_close(triton_kernels.swiglu_backward(gate_up, grad), leaf.grad)
-
-states, grad = random(61, 37), random(61, 37)
-leaf = states.clone().requires_grad_()
-expected = fused.squared_relu(leaf)
-expected.backward(grad)
-assert torch.equal(triton_kernels.squared_relu_forward(states), expected.detach())
-assert torch.equal(triton_kernels.squared_relu_backward(states, grad), leaf.grad)
 
 states, added, weight = random(2100, 24), random(2100, 24), random(24)
 grads = random(2100, 24), random(2100, 24)
@@ -83,15 +70,14 @@ torch.testing.assert_close(residuals[:, 7].double(), left.expand(2), atol=0, rto
 
 ATTENTION = """
 import sys, torch
-from nemotron_steps.engine.policy.attention import flash as flash
-from nemotron_steps.engine.policy.attention.attention import flat_attention
+from nemotron_steps.engine.policy import attention
 from nemotron_steps.engine.kernels import triton_attention as kernels
 from nemotron_steps.engine.policy.token_layout import build_layout
 from tests.engine.policy.batches import grouped_batch
 
 kernels.FORWARD = kernels.FOR_QUERIES = kernels.Tile(16, 8, 4, 1)
 kernels.FOR_KEYS = kernels.Tile(8, 16, 4, 1)
-assert flash._works(torch.device("cpu"), torch.float32, 4, 2, 16)
+assert attention._works(torch.device("cpu"), torch.float32, 4, 2, 16)
 for prompts, width, divisible_by, heads, seed, apart in (
     (((20, 3), (9, 2), (40, 1), (1, 2)), 48, 1, (6, 2), 0, 0),
     (((16, 4), (3, 4)), 40, 8, (2, 2), 1, 0),
@@ -107,7 +93,7 @@ for prompts, width, divisible_by, heads, seed, apart in (
     tensors[1] += apart
     grad[tokens - layout.padding :] = 0
     results = []
-    for attend in (flat_attention, lambda *given: flash.packed_attention(*given).flatten(1)):
+    for attend in (attention.flat_attention, lambda *given: attention.packed_attention(*given).flatten(1)):
         leaves = [tensor.clone().requires_grad_() for tensor in tensors]
         out = attend(*leaves, layout)
         out.backward(grad)
@@ -129,58 +115,3 @@ def test_triton_kernels_equal_the_plain_ones_in_the_interpreter(program):
         timeout=240,
     )
     assert result.returncode == 0, result.stderr
-
-
-def _scores(query, key, rows, columns, causal):
-    """Scaled scores [heads, tokens, keys], -inf outside each run's own keys."""
-    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-    scores = torch.einsum("qhd,khd->hqk", query, key) * query.shape[-1] ** -0.5
-    allowed = torch.zeros(scores.shape[1:], dtype=torch.bool)
-    spans = zip(rows.cu_seqlens[:-1], rows.cu_seqlens[1:], columns.cu_seqlens[:-1], columns.cu_seqlens[1:], strict=True)
-    for start, end, first, last in spans:
-        block = torch.ones(int(end - start), int(last - first), dtype=torch.bool)
-        allowed[start:end, first:last] = block.tril() if causal else block
-    return scores.masked_fill(~allowed, float("-inf"))
-
-
-def _plain_forward(query, key, value, rows, columns, *, causal):
-    scores = _scores(query, key, rows, columns, causal)
-    value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
-    lse = scores.logsumexp(-1)
-    return torch.einsum("hqk,khd->qhd", (scores - lse[..., None]).exp(), value), lse, torch.empty(0)
-
-
-def _plain_backward(grad, query, key, value, out, lse, rows, columns, rng, *, causal):
-    """FlashAttention 2's backward pass (arXiv 2307.08691, algorithm 2) without the tiles."""
-    ratio, scale = query.shape[1] // key.shape[1], query.shape[-1] ** -0.5
-    probabilities = (_scores(query, key, rows, columns, causal) - lse[..., None]).exp()
-    wide_key, wide_value = (t.repeat_interleave(ratio, dim=1) for t in (key, value))
-    grad_value = torch.einsum("hqk,qhd->khd", probabilities, grad)
-    along = (grad * out).sum(-1).t()[..., None]
-    grad_scores = probabilities * (torch.einsum("qhd,khd->hqk", grad, wide_value) - along) * scale
-    grad_query = torch.einsum("hqk,khd->qhd", grad_scores, wide_key)
-    grad_key = torch.einsum("hqk,qhd->khd", grad_scores, query)
-    return grad_query, *(t.unflatten(1, (-1, ratio)).sum(2) for t in (grad_key, grad_value))
-
-
-@pytest.mark.parametrize("divisible_by", [1, 8])
-@pytest.mark.parametrize("prompts", [((6, 3), (9, 2), (4, 1)), ((5, 4), (8, 4)), ((7, 1), (3, 1))])
-def test_merged_flash_attention_equals_masked_attention(prompts, divisible_by, monkeypatch):
-    monkeypatch.setattr(flash, "_forward", _plain_forward)
-    monkeypatch.setattr(flash, "_backward", _plain_backward)
-    rows = max(4, sum(count for _, count in prompts))
-    batch = grouped_batch(prompts=(*prompts, (2, rows - sum(c for _, c in prompts) + 1)), width=20)
-    layout = build_layout(batch, range(len(batch)), divisible_by=divisible_by)
-    generator = torch.Generator().manual_seed(1)
-    tensors = [torch.randn(len(layout.token_ids), heads, 8, generator=generator) for heads in (4, 2, 2)]
-    grad = torch.randn(len(layout.token_ids), 32, generator=generator)
-    results = []
-    for attend in (flat_attention, flash.flat_flash_attention):
-        leaves = [tensor.clone().requires_grad_() for tensor in tensors]
-        out = attend(*leaves, layout)
-        if layout.padding:
-            grad[-layout.padding :] = 0
-        out.backward(grad)
-        results.append([out.detach(), *(leaf.grad for leaf in leaves)])
-    for mine, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)

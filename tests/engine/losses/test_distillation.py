@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from nemotron_steps.engine.losses.distillation import DistillationLoss, TeacherKl
 from nemotron_steps.engine.losses.loss import count_normalizers, finalize_metrics, loss_mask
-from nemotron_steps.engine.policy.logprob import OutputLayer
-from nemotron_steps.engine.policy.teacher_logprob import TopkTokens, linear_divergence, linear_topk
+from nemotron_steps.engine.policy.logprob import OutputLayer, TopkTokens, linear_divergence, linear_topk
 from tests.engine.engine_samples import random_batch
 
 KINDS = [TeacherKl(kind, 0.3, zero) for kind, zero in itertools.product(("forward", "reverse", "mixed"), (False, True))]

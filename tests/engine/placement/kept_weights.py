@@ -12,8 +12,8 @@ SETTINGS = GeneratorSettings(Path("/nowhere"), GenerationConfig(), 8, "float32",
 class KeptWeights(GenerationWorker):
     """The receiving half of a GenerationWorker."""
 
-    def _load(self, channel: str, version: int) -> int:
-        received = self._receiving[channel].weights()
+    def _load(self, version: int) -> int:
+        received = self._receiving.weights()
         self._kept = {name: tensor.clone() for name, tensor in received}
         return sum(tensor.nbytes for tensor in self._kept.values())
 

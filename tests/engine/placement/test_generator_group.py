@@ -8,15 +8,16 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from nemotron_steps.engine.placement import generator_group
 from nemotron_steps.engine.placement.generator_group import (
     AFFINITY_MARGIN,
-    BLOCK,
     GenerationWorker,
     RayGenerator,
 )
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
+from nemotron_steps.engine.weight_sync.transfer import Offer, StreamReceiver, WeightPlan
 
 
 class Noted:
@@ -67,9 +68,10 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> tuple[GenerationWorker, Noted]:
 
     monkeypatch.setattr(GenerationWorker, "_build", build)
     made = GenerationWorker(cast(Any, None))
-    sent = SimpleNamespace(weights=lambda: [("w", torch.zeros(2, 3))], bytes=24, is_adapter=False)
-    made._receiving["policy"] = cast(Any, sent)
-    assert made.update_weights("policy", 3) == 2 * 3 * 4
+    plan = WeightPlan.of([("w", torch.zeros(2, 3))])
+    made._receiving = StreamReceiver(Offer(plan, "policy", None, place=(1, 2)), HashStore(), torch.device("cpu"))
+    monkeypatch.setattr(made._receiving, "weights", lambda: [("w", torch.zeros(2, 3))])
+    assert made.update_weights(3) == 2 * 3 * 4
     return made, generator
 
 
@@ -79,11 +81,11 @@ def test_what_ends_the_decoding_is_told_to_whoever_collects_or_commands(worker: 
     with pytest.raises(ValueError, match="too long"):
         made.collect(30.0)
     with pytest.raises(ValueError, match="too long"):
-        made.update_weights("policy", 5)
+        made.update_weights(5)
 
 
 ENGINES = 8
-SYSTEM = list(range(1000, 1000 + 3 * BLOCK))
+SYSTEM = list(range(1000, 1200))
 
 
 @pytest.fixture
@@ -96,7 +98,7 @@ def generator(monkeypatch):
 def submit(generator, name, tokens, n=1):
     """The engine's number."""
     generator.submit(GenerationRequest(name, tokens, SamplingParams(64), n))
-    return generator._open[name].engine.number
+    return generator._engines.index(generator._open[name].engine)
 
 
 def finish(generator, name, tokens, index=0):

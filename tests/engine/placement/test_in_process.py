@@ -2,7 +2,7 @@
 
 import pytest
 
-from nemotron_steps.engine.placement import parts as in_process
+from nemotron_steps.engine.placement import run as in_process
 from nemotron_steps.engine.setup.backends import build_judges
 from tests.engine.grpo.grpo_runs import config_of, start
 

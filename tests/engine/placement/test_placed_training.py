@@ -16,7 +16,7 @@ from nemotron_steps.config.schema.sft import GenRmConfig, SftConfig
 from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
-from nemotron_steps.engine.setup.policy_backends import build_policy
+from nemotron_steps.engine.setup.backends import build_policy
 from nemotron_steps.runs.context import Tracker
 from nemotron_steps.runs.hints import flat_numbers
 from nemotron_steps.steps import supervised

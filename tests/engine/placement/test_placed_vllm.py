@@ -49,7 +49,7 @@ def test_a_tensor_parallel_engine_follows_the_policy_and_names_its_dead_worker(c
     seen = []
 
     def kill_one(run):
-        assert run.generator.transports == ["shared_memory"] * 2
+        assert run.generator.transports == ["gloo"] * 2
         actor = psutil.Process(run.generator.workers[0].pid)
         below = {child: " ".join(child.cmdline()) for child in actor.children(recursive=True)}
         # vLLM gives them titles where the room for one is found, which is not always; they are started by rank.

@@ -11,7 +11,7 @@ from nemotron_steps.config.schema.opd import NonColocatedTeachersConfig, OpdConf
 from nemotron_steps.engine.losses.distillation import DistillationLoss, TeacherKl
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.on_ray import DevicePlan
-from nemotron_steps.engine.placement.teacher_group import PlacedTeachers, teacher_config
+from nemotron_steps.engine.placement.policy_group import PlacedTeachers, teacher_config
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.policy.teachers import FrozenTeachers
 from nemotron_steps.errors import ConfigError

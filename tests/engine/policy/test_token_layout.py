@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.policy import GeneratingPolicyConfig, PolicyConfig
-from nemotron_steps.engine.kernels.varlen import to_device
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use
-from nemotron_steps.engine.policy.token_layout import VarlenSegments, build_layout
+from nemotron_steps.engine.policy.token_layout import VarlenSegments, build_layout, to_device
 from nemotron_steps.errors import ConfigError
 from tests.engine.policy.batches import grouped_batch
 from tests.engine.policy.routes import some_routes
@@ -135,7 +134,7 @@ def test_on_another_device_a_layout_is_whole(idle):
             assert moved[name] == value, name
             continue
         assert (moved[name].shape, moved[name].dtype) == (value.shape, value.dtype), name
-        on_cpu = name in (".spans.first_suffix", ".spans.lengths")
+        on_cpu = name in (".first_suffix", ".lengths")
         assert moved[name].device.type == ("cpu" if on_cpu else "meta"), name
 
 

@@ -21,21 +21,6 @@ TOOL = {"type": "function", "name": "add", "parameters": {"properties": {"by": {
 WORDS = ["7", "yes", "the answer is\n\n7", "<b>", "die Lösung 😀", "no more"]
 
 
-def cut_once(stuck: Callable[[], bool]) -> asyncio.Event:
-    """An event that comes once these are stuck and all others have had every chance to get to their end."""
-    cut = asyncio.Event()
-
-    async def watch() -> None:
-        while not stuck():
-            await asyncio.sleep(0)
-        for _ in range(1000):  # a rollout takes a few dozen
-            await asyncio.sleep(0)
-        cut.set()
-
-    cut.watching = asyncio.ensure_future(watch())  # type: ignore[attr-defined]  # kept for as long as the event is
-    return cut
-
-
 def a_call(family: str, by: int) -> str:
     """A tool call as the family's models write it."""
     if tool_parser_of(family) == "hermes":

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.engine.rollouts import failures
-from nemotron_steps.engine.rollouts.collector import StragglerError
-from nemotron_steps.engine.rollouts.data import PromptRow
+from nemotron_steps.engine.rollouts import turns
 from nemotron_steps.engine.types import FinishReason
 from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, GradeResult, Session
 from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.errors import JudgeUnavailableError
-from tests.engine.rollouts.scripted import TOOL, Talk, a_call, collector_of, cut_once, grouped
+from tests.engine.rollouts.scripted import TOOL, Talk, a_call, collector_of, grouped
 from tests.models.stock_chats import stock_chat
 
 ROW = {"responses_create_params": {"input": "add"}}
@@ -116,7 +114,7 @@ def test_an_environment_that_does_not_answer_is_lost_for_that_rollout(monkeypatc
                 await asyncio.Event().wait()
             return "done"
 
-    monkeypatch.setattr(failures, "ENVIRONMENT_SECONDS", 0.2)
+    monkeypatch.setattr(turns, "ENVIRONMENT_SECONDS", 0.2)
     group = collect(Hangs("", None))
     assert [r.failure for r in group.rollouts] == [None, None, "environment_lost", None]
 
@@ -195,27 +193,3 @@ def test_an_agent_that_breaks_fails_its_own_rollout_alone(outcome, failure):
     group = collect(environment, records, num_generations=3)
     assert [r.failure for r in group.rollouts] == [None, failure, None]
     assert [e["failure"] for e in events(records)] == [failure] and events(records)[0]["message"]
-
-
-def test_a_group_that_is_cut_before_two_of_its_rollouts_have_finished_straggles():
-    class OthersHang(Talk):
-        seeded = hanging = 0
-
-        async def seed(self, row):
-            self.seeded += 1
-            return Session(tools=[TOOL], state=10 if self.seeded == 1 else -1)
-
-        async def call_tool(self, session, name, arguments):
-            if session.state < 0:
-                self.hanging += 1
-                await asyncio.Event().wait()
-            return "done"
-
-    async def cut_soon():
-        environment = OthersHang(random.Random(0), 1)
-        collector, _ = collector_of(stock_chat("qwen3"), speaks("qwen3"))
-        cut, prompt = cut_once(lambda: environment.hanging == 3), PromptRow(0, ROW, "row")
-        await collector.collect_group(prompt, group_id="g", num_generations=4, environment=environment, cut=cut)
-
-    with pytest.raises(StragglerError):
-        asyncio.run(cut_soon())

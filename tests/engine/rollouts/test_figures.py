@@ -9,16 +9,9 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.schema.grpo import LowEffortConfig
-from nemotron_steps.engine.rollouts.data import PromptRow
-from nemotron_steps.engine.rollouts.evaluation import preference, summarize
-from nemotron_steps.engine.rollouts.low_effort import (
-    METADATA_KEY,
-    asks_for_low_effort,
-    low_effort_metrics,
-    low_effort_row,
-    reward_brevity,
-)
-from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal
+from nemotron_steps.engine.grpo.rewards import LOW_EFFORT_KEY, low_effort_metrics, reward_brevity
+from nemotron_steps.engine.rollouts.data import PromptRow, asks_for_low_effort, low_effort_row
+from nemotron_steps.engine.rollouts.evaluation import PassRate, RateJournal, preference, summarize
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.rows.layouts import read_request
 from tests.engine.engine_samples import group, rollout
@@ -146,7 +139,7 @@ def test_rewards_of_low_effort_are_the_references_and_the_others_stay(
         for r, n in zip(rewards, lengths, strict=True)
     ]
     assert [r.reward for r in low.rollouts[:4]] == pytest.approx(expected, abs=1e-15)
-    assert [r.metadata[METADATA_KEY]["reward"] for r in low.rollouts[:4]] == rewards
+    assert [r.metadata[LOW_EFFORT_KEY]["reward"] for r in low.rollouts[:4]] == rewards
     assert low.rollouts[4] is failed and high is groups[1] and low.rollouts[1].metadata["own"] == 1
     told = low_effort_metrics([*low.rollouts, *high.rollouts])
     assert told["low_effort/share"] == 0.5 and told["low_effort/reward"] == pytest.approx(sum(expected) / 4)

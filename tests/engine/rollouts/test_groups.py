@@ -8,7 +8,7 @@ from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.types import FinishReason
 from nemotron_steps.environments.base import GradeResult, Session
 from nemotron_steps.environments.judged.judges import JudgeLostError
-from tests.engine.rollouts.scripted import TOOL, Talk, a_call, collector_of, cut_once
+from tests.engine.rollouts.scripted import TOOL, Talk, a_call, collector_of
 from tests.models.stock_chats import stock_chat
 
 FAMILY = "qwen3"
@@ -64,19 +64,16 @@ async def in_time(collecting: Any) -> Any:
         return await collecting
 
 
-def test_a_cut_ends_its_own_group_and_what_it_waited_for() -> None:
+def test_rollouts_that_are_not_over_by_the_deadline_fail_and_are_not_waited_for() -> None:
     collector, _ = collector_of(stock_chat(FAMILY), speak)
     environment = ByRow()
 
     async def collect() -> list[Any]:
-        cuts = [asyncio.Event(), cut_once(lambda: environment.waiting == 2)]
-        groups = await in_time(
-            collector.collect(
-                prompts({}, {"hangs": 2}), group_ids=["a", "b"], num_generations=4, environment=environment, cuts=cuts
-            )
-        )
+        asked = {"group_ids": ["a", "b"], "num_generations": 4, "environment": environment, "deadline_s": 2.0}
+        groups = await in_time(collector.collect(prompts({}, {"hangs": 2}), **asked))
         await asyncio.sleep(0)
-        assert environment.waiting == 0
+        assert environment.waiting == 0 and environment.released == 8
         return groups
 
-    assert [[r.index for r in group.rollouts] for group in asyncio.run(collect())] == [[0, 1, 2, 3], [0, 1]]
+    failures = [[r.failure for r in group.rollouts] for group in asyncio.run(collect())]
+    assert failures == [[None] * 4, [None, None, "straggler", "straggler"]]

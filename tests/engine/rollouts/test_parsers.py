@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.policy import ToolParserName
-from nemotron_steps.engine.rollouts.tool_calls import TOOL_PARSERS
+from nemotron_steps.engine.rollouts.conversation import TOOL_PARSERS
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_.-]{0,12}", fullmatch=True)
 VALUES = st.recursive(

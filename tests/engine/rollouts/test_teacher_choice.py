@@ -3,7 +3,7 @@
 import pytest
 
 from nemotron_steps.config.schema.opd import OnPolicyDistillationConfig
-from nemotron_steps.engine.rollouts.teacher_choice import TeacherChoice
+from nemotron_steps.engine.setup.rows import TeacherChoice
 from nemotron_steps.errors import DataError
 
 TWO = {"teachers": {"math": "m", "chat": "c"}}

@@ -110,25 +110,6 @@ def test_n_choices_seeds_and_stop(endpoint):
     assert (len(newer["token_ids"]), newer["finish_reason"]) == (2, "length")  # it took the other's place
 
 
-def test_a_stream_carries_the_same_answer(endpoint):
-    body = {"messages": [QUESTION], "tools": [NESTED_TOOL], "temperature": 0, "stream": True, "return_token_ids": True}
-    status, text = call(endpoint, "/v1/chat/completions", {**body, "stream_options": {"include_usage": True}})
-    events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-    assert status == 200 and events[-1] == "[DONE]"
-    chunks = [json.loads(event) for event in events[:-1]]
-    assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
-    whole = complete(endpoint, [QUESTION], tools=[NESTED_TOOL], return_token_ids=True)
-    message = whole["choices"][0]["message"]
-    assert deltas[0]["role"] == "assistant"
-    assert deltas[1]["tool_calls"][0]["function"] == message["tool_calls"][0]["function"]
-    assert deltas[1]["reasoning_content"] == "two" and deltas[1]["tool_calls"][0]["index"] == 0
-    assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
-    assert chunks[1]["choices"][0]["token_ids"] == whole["choices"][0]["token_ids"]
-    assert chunks[2]["choices"][0]["finish_reason"] == "tool_calls"
-    assert chunks[-1]["usage"] == whole["usage"]
-
-
 def test_tokenize_and_tokens_as_ids_as_nemo_gym_asks(endpoint):
     status, answer = call(endpoint, "/tokenize", {"messages": [QUESTION], "tools": [NESTED_TOOL]})
     whole = complete(
@@ -196,13 +177,12 @@ def test_before_anything_can_be_generated_the_answer_is_to_come_again(taught, ch
     assert (status, answer["error"]["code"]) == (503, "not_ready")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_away_stops_its_generation(endpoint, stream):
+def test_a_client_that_goes_away_stops_its_generation(endpoint):
     parts = urlsplit(endpoint.url)
     request = {"messages": [QUESTION], "n": 128, "temperature": 5, "max_tokens": 230, "seed": 1}
     whole = complete(endpoint, **request)["usage"]["completion_tokens"]
     before = endpoint._sampler.generated_tokens
-    body = json.dumps({**request, "stream": stream}).encode()
+    body = json.dumps(request).encode()
     connection = socket.create_connection((parts.hostname, parts.port), timeout=10)
     connection.sendall(
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body

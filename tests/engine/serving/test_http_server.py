@@ -154,7 +154,7 @@ def test_an_answer_may_take_longer_than_a_request(serve, monkeypatch):
 
 @both
 def test_a_connection_over_the_bound_is_refused_until_one_closes(serve, monkeypatch):
-    monkeypatch.setattr(http_server, "most_connections", lambda: 3)
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 3)
     with serve() as url, ExitStack() as held:
         first, *_ = [held.enter_context(connect(url)) for _ in range(3)]
         for _ in range(5):

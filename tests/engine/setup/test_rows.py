@@ -8,10 +8,9 @@ import pytest
 
 from nemotron_steps.config.schema.rl import EnvConfig, VllmModelConfig
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
-from nemotron_steps.engine.setup import prompt_lengths
+from nemotron_steps.engine.setup import rows as setup_rows
 from nemotron_steps.engine.setup.backends import judge_folder
-from nemotron_steps.engine.setup.prompt_lengths import longer_than
-from nemotron_steps.engine.setup.rows import check_rows
+from nemotron_steps.engine.setup.rows import check_rows, longer_than
 from nemotron_steps.errors import ArtifactError, ConfigError, DataError, StepsError
 from tests.models.checkpoints import write_tokenizer
 from tests.models.stock_chats import stock_chat
@@ -85,46 +84,10 @@ def test_rows_are_counted_in_tokens_of_the_model(tmp_path: Path, monkeypatch: py
     tokenizer["truncation"] = {"direction": "Right", "max_length": 7, "strategy": "LongestFirst", "stride": 0}
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert longer_than(6, rows, tmp_path) == {6: 7, 7: 8, 8: 9}  # a limit of the tokenizer's own hides nothing
-    monkeypatch.setattr(prompt_lengths, "_AT_ONCE", 2)
+    monkeypatch.setattr(setup_rows, "_AT_ONCE", 2)
     assert longer_than(1, rows, tmp_path) == {place: place + 1 for place in range(1, 9)}
     (tmp_path / "tokenizer.json").unlink()
     assert longer_than(6, rows, tmp_path) == {}
-
-
-JUDGE = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
-
-
-@pytest.mark.parametrize("layout", ["plain", "roles"])
-def test_a_judge_without_room_for_an_answer_is_told_before_anything_is_loaded(layout: str, tmp_path: Path) -> None:
-    file = tmp_path / "tokenizer.json"
-    write_tokenizer(tmp_path)  # of a token for each character
-    cut_off = {"direction": "Right", "max_length": 32, "strategy": "LongestFirst", "stride": 0}
-    file.write_text(json.dumps({**json.loads(file.read_text()), "truncation": cut_off}))  # which is not asked for
-
-    def check(length: int, **judge: Any) -> None:
-        model = {"model": str(tmp_path), "max_total_sequence_length": length, **judge}
-        settings = {"layout": layout, "use_principle": False, "genrm_responses_create_params": {"max_output_tokens": 9}}
-        gym = {
-            "genrm_model": {"responses_api_models": {"vllm_model": model}},
-            "environments": {"genrm_compare": settings},
-        }
-        config = EnvConfig.model_validate({"nemo_gym": gym})
-        row = {"responses_create_params": {"input": "?" * 500}, "agent_ref": {"name": "genrm_simple_agent"}}
-        check_rows(config, [PromptRow(0, row, "rows.jsonl:3")], only=None, policy_served=False)
-
-    with pytest.raises(DataError, match="what genrm_model is asked about this row leaves no room") as caught:
-        check(64)
-    key, _, length = caught.value.hints[0].partition("=")
-    assert key == f"{JUDGE}.max_total_sequence_length" and caught.value.where == "rows.jsonl:3"
-    tokens = int(str(caught.value.found).partition(",")[0])
-    assert tokens >= 500 and int(length) == (512 if layout == "roles" and tokens + 9 <= 512 else 1024)
-    check(int(length))
-    with pytest.raises(DataError, match="no room"):
-        check(tokens)
-    check(tokens + 1)
-    check(64, backend="http", base_url="http://127.0.0.1:1/v1")  # what a server takes is not known
-    file.unlink()
-    check(64)  # nor what one that is made later will count
 
 
 @pytest.mark.parametrize("backend", ["vllm", "embedded", "http"])

@@ -25,7 +25,7 @@ from nemotron_steps.engine.supervised.chat_tokens import (
     read_packed,
     row_of,
 )
-from nemotron_steps.engine.supervised.loop import batch_of
+from nemotron_steps.engine.supervised.training import batch_of
 from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.models.tokenizers import train_tokenizer

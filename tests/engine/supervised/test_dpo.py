@@ -15,7 +15,7 @@ from nemotron_steps.engine.losses.loss import count_normalizers, finalize_metric
 from nemotron_steps.engine.losses.supervised import DpoLoss
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.supervised.chat_tokens import ChatSequence
-from nemotron_steps.engine.supervised.dpo import (
+from nemotron_steps.engine.supervised.training import (
     PreferencePair,
     encode_pair,
     optimize_preferences,

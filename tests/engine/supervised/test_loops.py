@@ -9,9 +9,7 @@ import torch
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.engine.supervised.chat_tokens import ChatSequence
-from nemotron_steps.engine.supervised.dpo import optimize_preferences
-from nemotron_steps.engine.supervised.loop import batch_of, shuffled_batches
-from nemotron_steps.engine.supervised.sft import finetune
+from nemotron_steps.engine.supervised.training import batch_of, finetune, optimize_preferences, shuffled_batches
 from nemotron_steps.engine.types import TrainBatch
 from tests.engine.supervised.test_dpo import random_pairs
 

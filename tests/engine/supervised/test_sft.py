@@ -11,7 +11,7 @@ from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.supervised.chat_tokens import chat_sequences
-from nemotron_steps.engine.supervised.sft import finetune, read_chats
+from nemotron_steps.engine.supervised.training import finetune, read_chats
 from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.models.tokenizers import train_tokenizer

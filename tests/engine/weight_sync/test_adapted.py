@@ -1,14 +1,10 @@
-"""Adapters to generators: what they sample with is the policy's after every update, and A and B alone have moved."""
+"""Adapters to generators: what they sample with is the policy's after every update."""
 
 import pytest
 import torch
 
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
-from nemotron_steps.engine.policy.lora import ChangedWeights
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.weight_sync.endpoints import FrozenWeights, is_adapter
-from nemotron_steps.engine.weight_sync.plan import WeightPlan
-from nemotron_steps.engine.weight_sync.shared_memory import SegmentReader, SegmentWriter
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.adapters import LINEARS
 from nemotron_steps.models.architecture import Architecture
@@ -40,19 +36,13 @@ def held(generator):
     return [slot.view.clone() for slot in generator._model._slots.values()]
 
 
-def halves(policy):
-    return sum(tensor.nbytes for _, tensor in policy.weights().adapters())
-
-
 @pytest.mark.parametrize("targets", [[], ["linear_qkv"], ["*.layers.1.mlp.linear_fc1"]], ids=str)
 def test_a_generator_in_this_process_has_the_policys_weights_after_every_update(targets, folder):
     policy = MegatronPolicy(lora_config(target_modules=targets), folder, rl_loss())
     generator = generator_of(folder, policy.weights())
-    whole = sum(tensor.nbytes for _, tensor in policy.weights())
     for version in (1, 2):
         policy.train_step(grouped_batch(version))
-        report = generator.update_weights(policy.weights(), version)
-        assert report.bytes == halves(policy) < whole / 3
+        generator.update_weights(policy.weights(), version)
         fresh = generator_of(folder, list(policy.weights()))
         assert all(torch.equal(a, b) for a, b in zip(held(generator), held(fresh), strict=True))
 
@@ -74,35 +64,3 @@ def test_a_hybrid_has_adapters_on_all_but_experts_and_its_generator_follows(name
     generator.update_weights(policy.weights(), 1)
     fresh = generator_of(tmp_path, list(policy.weights()))
     assert all(torch.equal(a, b) for a, b in zip(held(generator), held(fresh), strict=True))
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_and_b_alone_travel_to_another_process_and_are_added_there(precision, folder):
-    policy = MegatronPolicy(lora_config(precision=precision), folder, rl_loss())
-    policy.train_step(grouped_batch(0))  # as after a resume: the first transfer brings an adapter that is not zero
-    ways = {}
-    arriving = FrozenWeights()
-    for part in ("frozen", "adapters"):
-        read = getattr(policy.weights(), part)
-        plan = WeightPlan.of(read(), 4096)
-        writer = SegmentWriter(plan)
-        reader = SegmentReader(plan, writer.path)
-        writer.unlink()
-        arriving.expect(plan)
-        ways[part] = plan, writer, reader, read
-    assert is_adapter(ways["adapters"][0]) and not is_adapter(ways["frozen"][0])
-
-    def received(part):
-        _, writer, reader, read = ways[part]
-        writer.write(read())
-        return arriving.through(reader.weights())
-
-    generator = generator_of(folder, received("frozen"), precision)
-    for version in (1, 2):
-        generator.update_weights(ChangedWeights(received("adapters")), version)
-        fresh = generator_of(folder, list(policy.weights()), precision)
-        for here, there in zip(held(generator), held(fresh), strict=True):
-            torch.testing.assert_close(here, there, atol=1e-6 if precision == "float32" else 4e-3, rtol=1e-5)
-        policy.train_step(grouped_batch(version))
-    whole = sum(tensor.nbytes for _, tensor in policy.weights())
-    assert ways["adapters"][0].payload < whole / (3 if precision == "float32" else 1.9)

@@ -2,14 +2,14 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.distributed import HashStore
 
-from nemotron_steps.engine.weight_sync import streams
-from nemotron_steps.engine.weight_sync.plan import WeightPlan
-from nemotron_steps.engine.weight_sync.streams import StreamReceiver, StreamSender
+from nemotron_steps.engine.weight_sync import transfer
+from nemotron_steps.engine.weight_sync.transfer import StreamReceiver, StreamSender, WeightPlan
 from tests.engine.weight_sync.test_weight_sync import same, weights
 
 CPU = torch.device("cpu")
@@ -39,8 +39,8 @@ def shared(monkeypatch):
     reductions = "torch.multiprocessing.reductions"
     monkeypatch.setattr(f"{reductions}.reduce_tensor", lambda tensor: (None, (tensor, 1, 2, 3, 4, 5, "sender's", 7)))
     monkeypatch.setattr(f"{reductions}.rebuild_cuda_tensor", rebuild)
-    monkeypatch.setattr(streams, "FIRST_SECONDS", 20.0)
-    monkeypatch.setattr(streams, "LATER_SECONDS", 20.0)
+    monkeypatch.setattr(transfer, "FIRST_SECONDS", 20.0)
+    monkeypatch.setattr(transfer, "LATER_SECONDS", 20.0)
     return late
 
 
@@ -51,7 +51,7 @@ def slowly(tensors, seconds):
 
 
 def receiving(sender, store, name, transfers, got):
-    stream = StreamReceiver(sender.offer(), store, name, None, torch.device("cpu", 0))
+    stream = StreamReceiver(replace(sender.offer(), name=name), store, torch.device("cpu", 0))
 
     def receive():
         for _ in range(transfers):

@@ -1,20 +1,11 @@
 """Plans and offers: what travels where, without any worker."""
 
-import os
-
 import pytest
-import torch
 
 from nemotron_steps.engine.weight_sync import transfer as module
-from nemotron_steps.engine.weight_sync.endpoints import FrozenWeights, ReceivingEndpoint, SendingEndpoint
-from nemotron_steps.engine.weight_sync.transfer import WeightTransfer
-from nemotron_steps.engine.weight_sync.transport_handle import (
-    SHARED_MEMORY,
-    STREAM,
-    TransportHandle,
-)
+from nemotron_steps.engine.weight_sync.transfer import Offer, WeightPlan, WeightTransfer
 
-GIVEN = [("a", torch.arange(3.0)), ("b", torch.ones(64)), ("c", torch.arange(65, dtype=torch.bfloat16))]
+PLAN = WeightPlan(())
 
 
 class Noted:
@@ -47,7 +38,8 @@ def log(monkeypatch):
 
 def test_streams_are_sent_while_they_are_taken_and_each_process_has_its_place(log):
     ranks = [
-        Noted(f"r{n}", log, {"open_sender": f"offer {n}", "send_weights": 99}, devices=(f"GPU-{n}",)) for n in (0, 1)
+        Noted(f"r{n}", log, {"open_sender": Offer(PLAN, f"r{n}", None), "send_weights": 99}, devices=(f"GPU-{n}",))
+        for n in (0, 1)
     ]
     answers = {"update_weights": 5}
     generators = [
@@ -58,12 +50,12 @@ def test_streams_are_sent_while_they_are_taken_and_each_process_has_its_place(lo
     assert opened.transports == [("cuda_ipc", 1), ("nccl", 0), ("nccl", 0), ("cuda_ipc", 0)]
     channel = log[0][2]
     assert log[:2] == [
-        ("r0", "open_sender", channel, STREAM, ["g1/1"], ["g0/1", "g1/0"], "whole"),
-        ("r1", "open_sender", channel, STREAM, ["g0/0"], [], "whole"),
+        ("r0", "open_sender", channel, ["g1/1"], ["g0/1", "g1/0"]),
+        ("r1", "open_sender", channel, ["g0/0"], []),
     ]
 
     def offer(number, name, place):
-        return TransportHandle(STREAM, f"offer {number}", ("host", 1), name, place)
+        return Offer(PLAN, f"r{number}", None, ("host", 1), name, place)
 
     assert log[3:5] == [
         ("g0", "open_receiver", channel, [offer(1, "g0/0", None), offer(0, "g0/1", (1, 3))]),
@@ -72,32 +64,3 @@ def test_streams_are_sent_while_they_are_taken_and_each_process_has_its_place(lo
     del log[:]
     assert opened.update(3) == 10  # what ranks answer is no bytes received
     assert log.count("settled") == 1 and log[-1] == "settled"
-
-
-def sender(rank, read):
-    """A rank's end, which adds to `read` what is read of its weights."""
-
-    def weights():
-        for name, tensor in GIVEN:
-            read.append(name)
-            yield name, tensor
-
-    return SendingEndpoint("channel", weights, rank, lambda: pytest.fail("no store is needed"))
-
-
-def test_rank_0_alone_makes_a_segment_and_all_ranks_read_their_weights():
-    reads = [[], []]
-    first, second = (sender(rank, read) for rank, read in enumerate(reads))
-    plan, path = first.open(SHARED_MEMORY)
-    assert second.open(SHARED_MEMORY) is None
-    receiving = ReceivingEndpoint(TransportHandle(SHARED_MEMORY, (plan, path)), FrozenWeights())
-    for end in (first, second):
-        end.hide_segment()
-    assert not os.path.exists(path)
-    for read in reads:
-        del read[:]
-    assert [end.send() for end in (first, second)] == [None, None]
-    assert reads == [[name for name, _ in GIVEN]] * 2
-    received = list(receiving.weights())
-    assert all(a == b and torch.equal(x, y) for (a, x), (b, y) in zip(received, GIVEN, strict=True))
-    assert receiving.bytes == sum(tensor.nbytes for _, tensor in GIVEN) and not receiving.is_adapter

@@ -1,19 +1,20 @@
 """Weights between processes: what arrives is what was sent, bucket by bucket, every transport that this machine has."""
 
-import os
-import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from nemotron_steps.engine.weight_sync.plan import WeightPlan
-from nemotron_steps.engine.weight_sync.shared_memory import SegmentReader, SegmentWriter
-from nemotron_steps.engine.weight_sync.streams import StreamReceiver, StreamSender
-from nemotron_steps.engine.weight_sync.transfer import Receiver, choose_transports
-from nemotron_steps.engine.workers.rendezvous import bind_port, join_store, serve_store
-from nemotron_steps.engine.workers.workers import Worker
+from nemotron_steps.engine.weight_sync.transfer import (
+    Receiver,
+    StreamReceiver,
+    StreamSender,
+    WeightPlan,
+    choose_transports,
+)
+from nemotron_steps.engine.workers.workers import Worker, bind_port, join_store, serve_store
 from tests.engine.weight_sync.transfers import transfer
 
 
@@ -30,33 +31,9 @@ def same(received, sent):
     return all(a.dtype is b.dtype and torch.equal(a, b) for (_, a), (_, b) in zip(received, sent, strict=True))
 
 
-@pytest.mark.parametrize("bucket_bytes", [1, 2000, 10**9])
-def test_shared_memory_carries_every_weight_and_leaves_no_file(bucket_bytes):
-    plan = WeightPlan.of(weights(0), bucket_bytes)
-    assert len(plan.buckets) == {1: 6, 2000: 3, 10**9: 1}[bucket_bytes]
-    writer = SegmentWriter(plan)
-    reader = SegmentReader(plan, writer.path)
-    writer.unlink()
-    assert not os.path.exists(writer.path)
-    for seed in (1, 2):
-        writer.write(iter(weights(seed)))
-        assert same(reader.weights(), weights(seed))
-
-
-def test_what_a_killed_writer_left_goes_with_the_next_and_a_live_one_stays():
-    plan = WeightPlan.of(weights(0))
-    live = SegmentWriter(plan)
-    told, tell = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(tell, SegmentWriter(plan).path.encode())
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
-    left = os.read(told, 4096).decode()
-    assert os.path.exists(left)
-    SegmentWriter(plan).unlink()
-    assert not os.path.exists(left) and os.path.exists(live.path)
-    live.unlink()
+@pytest.mark.parametrize(("bucket_bytes", "buckets"), [(1, 6), (1536, 3), (2000, 3), (10**9, 1)])
+def test_a_bucket_is_filled_to_its_last_byte(bucket_bytes, buckets):
+    assert len(WeightPlan.of(weights(0), bucket_bytes).buckets) == buckets
 
 
 @pytest.mark.parametrize("receivers", [1, 2])
@@ -69,9 +46,8 @@ def test_a_broadcast_stream_carries_every_bucket_to_every_receiver(receivers):
     received = {name: [] for name in names}
 
     def receive(number, name):
-        stream = StreamReceiver(
-            sender.offer(), join_store("127.0.0.1", port), name, (1 + number, 1 + receivers), device
-        )
+        offer = replace(sender.offer(), address=("127.0.0.1", port), name=name, place=(1 + number, 1 + receivers))
+        stream = StreamReceiver.of(offer)
         for _ in range(3):
             received[name].append([(weight, tensor.clone()) for weight, tensor in stream.weights()])
 
@@ -88,9 +64,8 @@ def test_a_broadcast_stream_carries_every_bucket_to_every_receiver(receivers):
 
 @pytest.mark.ray
 def test_a_placed_policy_sends_its_weights_to_two_receivers_bit_for_bit(cluster, tmp_path):
-    # gloo as if the receivers were on another machine
-    found = transfer(tmp_path, gpus=0, layers=1, hidden=128, receivers=2, forced=("", "gloo"))
-    assert [one["transports"] for one in found] == [[("shared_memory", 0)] * 2, [("gloo", 0)] * 2]
+    found = transfer(tmp_path, gpus=0, layers=1, hidden=128, receivers=2)
+    assert [one["transports"] for one in found] == [[("gloo", 0)] * 2]
     assert all(one["equal"] and one["bytes"] > 2 * 8e6 for one in found)
 
 
@@ -102,10 +77,8 @@ def transports(ranks, generators, processes=1):
     return choose_transports(ranks, [receiver for one in generators for receiver in Receiver.of(one, processes)])
 
 
-def test_the_way_follows_device_and_machine():
+def test_the_way_follows_the_device():
     ranks = [worker("r0", "n0"), worker("r1", "n0")]
-    assert transports(ranks, [worker("g0", "n0")]) == [("shared_memory", 0)]
-    assert transports(ranks, [worker("g0", "n0"), worker("g1", "n1")]) == [("gloo", 0)] * 2
     assert transports(ranks, [worker("g0", "n1")], processes=2) == [("gloo", 0)] * 2
     ranks = [worker("r0", "n0", "GPU-a"), worker("r1", "n0", "GPU-b")]
     generators = [worker("g0", "n0", "GPU-b"), worker("g1", "n0", "GPU-c"), worker("g2", "n0", "GPU-a")]

@@ -21,7 +21,7 @@ from nemotron_steps.engine.workers.workers import (
 )
 from nemotron_steps.errors import DataError, EngineError, WorkerLostError
 
-CHILD = "from nemotron_steps.engine.workers.lifetime import end_with_parent; end_with_parent(); import os, time\n"
+CHILD = "from nemotron_steps.engine.workers.workers import end_with_parent; end_with_parent(); import os, time\n"
 CHILD += "print(os.getpid(), flush=True); time.sleep(60)"
 PARENT = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {CHILD!r}]); time.sleep(60)"
 

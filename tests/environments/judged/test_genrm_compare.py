@@ -49,7 +49,7 @@ def build(judge: Any, **config: Any) -> GenrmCompare:
 
 
 def judge_group(environment: GenrmCompare, row: dict[str, Any], responses: list[Response]) -> list[GradeResult]:
-    return asyncio.run(environment.verify_group(row, responses, [Session() for _ in responses]))
+    return asyncio.run(environment.judge_group(row, responses, [Session() for _ in responses]))
 
 
 def test_circular_group_hand_computed(scripted: Any, row: dict[str, Any]) -> None:

@@ -149,20 +149,19 @@ def test_an_answer_nested_too_deep_is_a_failure_of_who_gave_it() -> None:
     assert len([path for path, *_ in seen if path != "/seed_session"]) == 2  # another attempt would bring the same
 
 
-@pytest.mark.parametrize("groups", [False, True])
 @pytest.mark.parametrize(
     ("fails_over", "status", "reward", "failure"),
     [
-        ("bad", 500, 0.0, "environment_unavailable"),
+        ("bad", 500, None, "environment_unavailable"),
         ("bad", 422, 0.0, "environment_refused"),
-        ("bad", None, 0.0, "environment_unavailable"),
+        ("bad", None, None, "environment_unavailable"),
         ("", 500, None, "environment_unavailable"),
         ("", 422, None, "environment_refused"),
         ("bad", 503, None, "environment_unavailable"),
     ],
 )
 def test_an_answer_that_a_server_fails_over_earns_the_least_if_it_grades_another(
-    fails_over: str, status: int | None, reward: float | None, failure: str, groups: bool
+    fails_over: str, status: int | None, reward: float | None, failure: str
 ) -> None:
     def answer(path: str, body: Any) -> tuple[int, Any]:
         if path == "/seed_session":
@@ -171,12 +170,12 @@ def test_an_answer_that_a_server_fails_over_earns_the_least_if_it_grades_another
             if status is None:
                 time.sleep(1.0)
             return status or 200, {"detail": "no"}
-        return 200, {"verdicts": [{"reward": 1.0} for _ in body["responses"]]} if groups else {"reward": 1.0}
+        return 200, {"reward": 1.0}
 
     with scripted_server(answer) as (url, _):
-        environment = remote(url, judges_groups=groups, timeout_s=0.3)
+        environment = remote(url, timeout_s=0.3)
         good, bad = asyncio.run(environment.judge_group(ROW, [Response("good"), Response("bad")], [Session()] * 2))
-    assert good.reward == (1.0 if fails_over and (reward is not None or not groups) else None)
+    assert good.reward == (1.0 if fails_over else None)
     assert (bad.reward, bad.failure or bad.details["failure"]) == (reward, failure)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import Response, Session
+from nemotron_steps.environments.base import Response
 from nemotron_steps.environments.http_client import HttpStatusError, ServerUnreachableError
 from nemotron_steps.environments.registry import create
 from nemotron_steps.errors import WorkerLostError
@@ -38,7 +38,7 @@ class Server:
 def served(*answers: Any, name: str = "remote", **settings: Any) -> tuple[Any, Server]:
     environment: Any = create(name, {"url": URL, **settings})
     server = Server(*answers)
-    environment._clients[URL] = server
+    environment.client = server
     return environment, server
 
 
@@ -78,26 +78,6 @@ def test_a_tool_that_is_refused_says_so_and_a_server_that_is_gone_ends_the_rollo
     for error in (HttpStatusError(500, "x"), ServerUnreachableError("gone")):
         with pytest.raises(WorkerLostError):
             asyncio.run(served(error)[0].seed(ROW))
-
-
-@pytest.mark.parametrize(
-    ("answer", "failures"),
-    [
-        ({"verdicts": [{"reward": 1.0}, {"reward": 2.0}]}, [None, "environment_refused"]),
-        ({"verdicts": [{"reward": 1.0}]}, ["environment_refused"] * 2),
-        ({"verdicts": None}, ["environment_refused"] * 2),
-        (HttpStatusError(400, "no"), ["environment_refused"] * 2),
-        (ServerUnreachableError("gone"), ["environment_unavailable"] * 2),
-    ],
-)
-def test_a_group_has_a_verdict_for_each_response(answer: Any, failures: list[str | None]) -> None:
-    environment, server = served(answer, judges_groups=True)
-    group = [Response("a"), Response("b")]
-    verdicts = asyncio.run(environment.judge_group(ROW, group, [Session(), Session()]))
-    assert [verdict.failure for verdict in verdicts] == failures
-    path, body, _ = server.asked[0]
-    texts = [each["output"][0]["content"][0]["text"] for each in body["responses"]]
-    assert (path, body["row"], texts) == ("/verify_group", ROW, ["a", "b"])
 
 
 ITEM = {"type": "message", "role": "assistant", "content": "5"}

@@ -20,13 +20,13 @@ from nemotron_steps.environments.http_server import Reply, Request
 from nemotron_steps.environments.remote import serving
 from nemotron_steps.environments.remote.serving import EnvironmentServer
 from nemotron_steps.environments.responses import message_item
-from nemotron_steps.errors import WorkerLostError
+from nemotron_steps.errors import UnsupportedError, WorkerLostError
 
 ROW: dict[str, Any] = {"responses_create_params": {"input": "Say."}}
 
 
 class Pairs(Environment):
-    """The reward is the answer's place in its group, or alone its text; counts sessions that are open."""
+    """The reward is how often the tool was called; counts sessions that are open."""
 
     name: ClassVar[str] = "pairs"
 
@@ -58,10 +58,7 @@ class Pairs(Environment):
     ) -> list[GradeResult]:
         if self.fails is not None:
             raise self.fails
-        if not self.judges_groups:
-            return [GradeResult(float(session.state)) for session in sessions]
-        told = {"of": [response.text for response in responses], "asked": row["responses_create_params"]["input"]}
-        return [GradeResult(float(place), details=told) for place in range(len(responses))]
+        return [GradeResult(float(session.state)) for session in sessions]
 
     async def release(self, session: Session) -> None:
         self.open -= 1
@@ -107,13 +104,9 @@ def test_a_session_is_judged_once_and_a_second_time_as_a_recording() -> None:
         ("POST", "/verify", b"[" * 100_000, 400),
         ("POST", "/verify", {}, 422),
         ("POST", "/verify", ROW, 422),
-        ("POST", "/verify_group", {}, 422),
-        ("POST", "/aggregate_metrics", {"verify_responses": [1]}, 422),
-        ("POST", "/aggregate_metrics", {"verify_responses": [{"reward": 10**400}]}, 422),
-        ("POST", "/aggregate_metrics", {"verify_responses": [{"reward": 1e308}, {"reward": 1e308}]}, 422),
         ("POST", "/add", {}, 404),
         ("GET", "/nothing", {}, 404),
-        *(("GET", path, {}, 200) for path in ("/", "/health", "/healthz", "/livez", "/readyz", "/server_instances")),
+        *(("GET", path, {}, 200) for path in ("/", "/health", "/healthz", "/livez", "/readyz")),
     ],
 )
 def test_each_request_has_its_status(method: str, path: str, body: Any, status: int) -> None:
@@ -125,53 +118,17 @@ def test_each_request_has_its_status(method: str, path: str, body: Any, status: 
 @pytest.mark.parametrize(
     ("error", "failure"), [(WorkerLostError("it died"), "environment_lost"), (KeyError("x"), "verify_failed")]
 )
-@pytest.mark.parametrize("groups", [False, True])
-def test_sessions_are_released_where_judging_raises(error: Exception, failure: str, groups: bool) -> None:
-    environment = Pairs(groups=groups, fails=error)
-    server = EnvironmentServer(environment, group_size=2)
-
-    async def run() -> list[Any]:
-        replies = await asyncio.wait_for(
-            asyncio.gather(*(asked(server, "/verify", answered(text)) for text in "ab")), 10
-        )
-        return [(reply.status, reply.body["reward"], reply.body["failure"]) for reply in replies]
-
-    assert asyncio.run(run()) == [(200, None, failure)] * 2
-    assert environment.open == 0 and server._groups == {} and not server._judging
-
-
-def test_an_environment_that_judges_groups_needs_to_know_how_many_and_keeps_nothing_open() -> None:
-    environment = Pairs(groups=True)
-    server = EnvironmentServer(environment)
-    assert asyncio.run(asked(server, "/verify", answered("x"))).status == 400
-    both = {"row": ROW, "responses": [{"output": [message_item(text)]} for text in "ab"]}
-    verdicts = asyncio.run(asked(server, "/verify_group", both)).body["verdicts"]
-    assert [(v["reward"], v["details"]["of"]) for v in verdicts] == [(0.0, ["a", "b"]), (1.0, ["a", "b"])]
-    assert (environment.open, environment.recorded) == (0, 3)
-
-
-def test_who_leaves_a_group_leaves_its_place_to_another() -> None:
-    environment = Pairs(groups=True)
-    server = EnvironmentServer(environment, group_size=3)
-
-    async def run() -> list[str]:
-        first, gone = (asyncio.ensure_future(asked(server, "/verify", answered(text))) for text in "ab")
-        await asyncio.sleep(0.01)
-        gone.cancel()
-        await asyncio.sleep(0)
-        assert environment.open == 1
-        others = (asked(server, "/verify", answered(text)) for text in "cd")
-        replies = await asyncio.wait_for(asyncio.gather(first, *others), 10)
-        return [reply.body["details"]["of"] for reply in replies]
-
-    assert asyncio.run(run()) == [["a", "c", "d"]] * 3
-    assert environment.open == 0 and server._groups == {}
+def test_sessions_are_released_where_judging_raises(error: Exception, failure: str) -> None:
+    environment = Pairs(fails=error)
+    reply = asyncio.run(asked(EnvironmentServer(environment), "/verify", answered("a")))
+    assert (reply.status, reply.body["reward"], reply.body["failure"]) == (200, None, failure)
+    assert reply.body["mask_sample"] and environment.open == 0
 
 
 def test_a_session_is_kept_as_long_as_its_tools_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = Pairs()
     now = [0.0]
-    monkeypatch.setattr(serving, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+    monkeypatch.setattr(serving, "time", SimpleNamespace(monotonic=lambda: now[0]))
     server = EnvironmentServer(environment, session_ttl_s=10.0)
 
     async def run() -> None:
@@ -194,3 +151,8 @@ def test_a_server_that_closes_releases_its_sessions() -> None:
 
     asyncio.run(run())
     assert environment.open == 0
+
+
+def test_an_environment_that_compares_answers_cannot_be_served() -> None:
+    with pytest.raises(UnsupportedError):
+        EnvironmentServer(Pairs(groups=True))

@@ -47,9 +47,6 @@ def test_the_modules_run_are_the_test_files_laid_or_patched() -> None:
     assert hidden.command == "run {tests}" and HiddenTests.of({"test_command": "x"}, "y").command == "x"
 
 
-def test_a_digest_is_of_what_counts() -> None:
-    one = Changes({"a": "1", "b": None})
-    assert one.digest == Changes({"b": None, "a": "1"}, left_out=("c",)).digest
-    others = [Changes({"a": "1"}), Changes({"a": "1", "b": ""}), Changes(patch="x"), Changes()]
-    assert len({one.digest, *(other.digest for other in others)}) == 5
-    assert [bool(other) for other in (*others, Changes(unread="no"))] == [True, True, True, False, False]
+def test_changes_are_of_files_or_a_patch() -> None:
+    changed = [Changes({"a": "1"}), Changes({"a": None}), Changes(patch="x"), Changes(), Changes(unread="no")]
+    assert [bool(each) for each in changed] == [True, True, True, False, False]

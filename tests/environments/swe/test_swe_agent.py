@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import CannotJudgeError, GradeResult, Response
+from nemotron_steps.environments.base import CannotJudgeError, GradeResult
 from nemotron_steps.environments.recorded import regrade
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.responses import message_item
@@ -91,28 +91,6 @@ def test_an_agents_used_up_time_and_memory_are_masked(settings: dict[str, Any], 
 def test_an_agent_that_ends_its_working_copy_has_changed_nothing() -> None:
     answers, verdict = rollout([*FIXED, bash("kill -9 -1"), bash("echo hi")])
     assert answers[1:] == [GONE, GONE] and verdict.reward == 0.0
-
-
-def test_the_same_changes_are_graded_once_and_other_tasks_for_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = []
-    real = swe_agent.Grader.grade
-
-    async def counted(*given: Any) -> Any:
-        runs.append(given)
-        return await real(*given)
-
-    monkeypatch.setattr(swe_agent.Grader, "grade", counted)
-
-    async def body() -> list[float | None]:
-        environment = create("swe_agent", {})
-        rewards = []
-        for row in (task(), task(), task(FAIL_TO_PASS=["tests.test_calc.TestCalc.test_other"])):
-            session = await environment.seed(row)
-            await environment.call_tool(session, *FIXED[0])
-            rewards.append((await environment.verify(row, Response.from_output([]), session)).reward)
-        return rewards
-
-    assert asyncio.run(body()) == [1.0, 1.0, 0.0] and len(runs) == 2
 
 
 def test_a_recorded_rollout_is_no_zero_but_cannot_be_judged() -> None:

@@ -37,7 +37,7 @@ def values(text: str, opener: Any) -> list[Any]:
 def test_json_is_found_in_prose_wherever_it_stands() -> None:
     assert values('see [1], {x} and [note] {"a": [2]} {}', "[") == [[1], [2]]
     assert values('see {x} {"a": {"b": [2]}} { } {"c"', "{") == [{"a": {"b": [2]}}, {}]
-    assert values('{"a": ' * 300 + '{"b": 1}', "{") == [{"b": 1}]
+    assert values('{"a": ' * 90 + '{"b": 1}', "{") == [{"b": 1}]
 
 
 @given(

@@ -7,7 +7,7 @@ import pytest
 
 from nemotron_steps.environments.base import Response, Session
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.text.instruction_checks import CHECKS, sentences
+from nemotron_steps.environments.text.instruction_following import CHECKS, sentences
 from nemotron_steps.errors import DataError
 
 PROMPT = {"prompt_to_repeat": "Say hi."}

@@ -5,7 +5,7 @@ import pytest
 
 from nemotron_steps.environments.base import CannotJudgeError, GradeResult, Response, Session
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.text.math_with_judge import JUDGE_ROLE, compare, strip_delimiters
+from nemotron_steps.environments.text.math_with_judge import compare, strip_delimiters
 from nemotron_steps.errors import ConfigError
 
 
@@ -15,14 +15,14 @@ def row(expected: str) -> dict[str, Any]:
 
 def grade(pairs: list[tuple[str, str]], judge: Any = None, **config: Any) -> list[GradeResult]:
     environment = create(
-        "math_with_judge", {"should_use_judge": judge is not None, **config}, {JUDGE_ROLE: judge} if judge else {}
+        "math_with_judge", {"should_use_judge": judge is not None, **config}, {"judge_model": judge} if judge else {}
     )
 
     async def run() -> list[GradeResult]:
         verdicts = []
         for expected, text in pairs:
             environment.check_row(row(expected), "f:1")
-            verdicts += await environment.verify_group(row(expected), [Response(text)], [Session()])
+            verdicts += await environment.judge_group(row(expected), [Response(text)], [Session()])
         await environment.close()
         return verdicts
 
@@ -104,7 +104,7 @@ class Algebra:
 
 
 def told(says: Any, expected: str, box: str, judge: Any = None, **config: Any) -> tuple[GradeResult, Algebra]:
-    judges = {JUDGE_ROLE: judge} if judge else {}
+    judges = {"judge_model": judge} if judge else {}
     environment: Any = create("math_with_judge", {"should_use_judge": judge is not None, **config}, judges)
     algebra = environment._pools[compare] = Algebra(says)
     response = Response(rf"\boxed{{{box}}}")

@@ -8,7 +8,7 @@ import pytest
 from nemotron_steps.environments.base import Environment, GradeResult, Response, Session, ToolCall
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.tools.workplace_tables import FILES, company
+from nemotron_steps.environments.tools.workplace_assistant import FILES
 from nemotron_steps.errors import DataError
 
 TABLES = {
@@ -135,14 +135,12 @@ def test_rollouts_do_not_share_databases_and_recorded_calls_are_replayed(environ
     assert (verdict.reward, verdict.components) == (1.0, {"tool_calls": 1.0})
 
 
-def test_without_databases_there_is_a_made_up_company() -> None:
+def test_without_databases_they_are_empty() -> None:
     environment = create("workplace_assistant")
-    email = company()["email"][0]
-    reply = call("email_reply_email", email_id=email["email_id"], body="Thanks")
-    environment.check_row_with_resources(row(reply), "f:1")
-    assert grade(environment, [reply], [reply]).reward == 1.0
-    assert grade(environment, [reply], []).reward == 0.0
-    assert company.__wrapped__() == company()  # the same however often it is made up
+    sent = call("email_send_email", recipient="ann@x.com", subject="Hi", body="Thanks")
+    environment.check_row_with_resources(row(sent), "f:1")
+    assert grade(environment, [sent], [sent]).reward == 1.0
+    assert grade(environment, [sent], []).reward == 0.0
 
 
 def test_a_row_for_other_databases_is_refused_by_the_run_and_not_by_data_preparation() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.tools.workplace_tables import Workplace
+from nemotron_steps.environments.tools.workplace_assistant import Workplace
 
 DAYS = ("2023-11-28", "2023-11-29", "2023-11-30")
 

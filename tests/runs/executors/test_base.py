@@ -96,7 +96,6 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     points = [EntryPoint(name, f"{__name__}:{attribute}", base.ENTRY_POINT_GROUP) for name, attribute in names.items()]
     points += points[:1]  # of a package that is on the path twice
-    points += [EntryPoint("twice", f"{__name__}:{name}", base.ENTRY_POINT_GROUP) for name in ("FarExecutor", "Other")]
     monkeypatch.setattr(base, "entry_points", lambda group: points if group == "nemotron_steps.executors" else [])
     FarExecutor.launches.clear()
 
@@ -108,16 +107,9 @@ def test_third_party_executor_is_found_by_its_entry_point(store: ArtifactStore, 
         launching.follow(store, info.id, lambda text: None)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("broken", "lacks submit, status, cancel"),
-        ("twice", "several installed packages"),
-    ],
-)
-def test_a_plugin_that_is_no_executor_is_named(plugins: None, name: str, message: str) -> None:
-    with pytest.raises(UnsupportedError, match=message):
-        find_executor(name)
+def test_a_plugin_that_is_no_executor_is_named(plugins: None) -> None:
+    with pytest.raises(UnsupportedError, match="lacks submit, status, cancel"):
+        find_executor("broken")
 
 
 @pytest.mark.parametrize("name", ["dgxcloud", "skypilot"])
@@ -138,12 +130,8 @@ def write_profile(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> N
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (
-            'executor = "slurm"\nnode_group = "h100"',
-            "unknown key 'node_group' in .a., whose executor is slurm: it is a key of executor lepton",
-        ),
-        ('executor = "slurm"\nnproc_per_node = 8', r"unknown key 'nproc_per_node' .* cluster\.\* keys"),
-        ("nodes = 2", "'nodes' in .a. is wrong"),
+        ('executor = "slurm"\nnproc_per_node = 8', r"unknown key .nproc_per_node."),
+        ("nodes = 2", "'nodes' has a wrong value"),
     ],
 )
 def test_keys_that_would_do_nothing_are_refused(

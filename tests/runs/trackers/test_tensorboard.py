@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.config.mirrors import MirrorSettings, TensorBoardSettings
+from nemotron_steps.config.profiles import MirrorSettings, TensorBoardSettings
 from tests.runs.runner_toy_plan import run
 
 pytest.importorskip("tensorboardX")

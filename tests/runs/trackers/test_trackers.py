@@ -13,7 +13,7 @@ PLUGIN = {
     "toy_tracker-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: toy-tracker\nVersion: 1.0\n",
     "toy_tracker-1.0.dist-info/entry_points.txt": "[nemotron_steps.trackers]\ntoy = toy_tracker:ToyTracker\n",
     "toy_tracker.py": """
-from nemotron_steps.config.mirrors import Table
+from nemotron_steps.config.profiles import Table
 from nemotron_steps.runs.trackers.base import ExperimentTracker
 
 class ToySettings(Table):
@@ -54,7 +54,7 @@ def test_a_package_brings_a_tracker_and_the_model_of_its_table(
 def test_a_tracker_that_is_not_installed_says_what_to_install(
     store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nemotron_steps.config.mirrors.entry_points", lambda group: ())
+    monkeypatch.setattr("nemotron_steps.config.profiles.entry_points", lambda group: ())
     monkeypatch.chdir(tmp_path)
     Path("env.toml").write_text('[mlflow]\nexperiment = "toys"\n')
     with pytest.raises(UnsupportedError) as caught:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.config.mirrors import MirrorSettings, WandbSettings
+from nemotron_steps.config.profiles import MirrorSettings, WandbSettings
 from nemotron_steps.errors import InterruptedRunError, NonFiniteLossError
 from nemotron_steps.runs.execute import execute
 from tests.runs.runner_toy_plan import make_plan, run

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.grpo_task import make_checkpoint, prompts, write_rows
 from nemotron_steps.artifacts.validators import validate
 from nemotron_steps.config.schema.eval import DifficultyConfig
-from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal
+from nemotron_steps.engine.rollouts.evaluation import PassRate, RateJournal
 from nemotron_steps.environments import registry
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps.data_prep.difficulty import FIELD, run

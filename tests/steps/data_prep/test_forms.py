@@ -10,9 +10,8 @@ from nemotron_steps.config.schema.data_prep import (
     RlPrepConfig,
     SplitRows,
 )
-from nemotron_steps.environments.agents import resolve
 from nemotron_steps.environments.base import Response, Session
-from nemotron_steps.environments.registry import create
+from nemotron_steps.environments.registry import create, resolve
 from nemotron_steps.steps.data_prep.gym_tasks import draw_questions
 from nemotron_steps.steps.data_prep.rl_prep import gym_rows
 

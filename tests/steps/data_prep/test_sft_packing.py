@@ -11,7 +11,7 @@ import pytest
 
 from nemotron_steps.config.schema.sft import SftConfig, SftPackingConfig
 from nemotron_steps.engine.supervised.chat_tokens import chats_of
-from nemotron_steps.engine.supervised.sft import read_chats
+from nemotron_steps.engine.supervised.training import read_chats
 from nemotron_steps.errors import ConfigError, DataError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.models.tokenizers import save_tokenizer, train_tokenizer

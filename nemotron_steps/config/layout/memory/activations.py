@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nemotron_steps.config.layout.memory.settings import MemorySettings
-from nemotron_steps.config.layout.memory.shape import ATTENTION, EXPERTS, FLOAT32, MLP, ModelShape
+from nemotron_steps.config.layout.memory.shape import ATTENTION, EXPERTS, FLOAT32, MAMBA, MLP, ModelShape
 
 INT16, INT32, INT64 = 2, 4, 8
 SCAN_SCORES = 2**25
@@ -37,10 +37,7 @@ class Kept:
 def kept(shape: ModelShape, layer: str, settings: MemorySettings) -> Kept:
     """By one layer that is not computed again. A rank's tokens are those of its context-parallel share; of a
     sequence-parallel rank's the norms and the experts see a part, which is taken into account here."""
-    total = Kept()
-    for mixer in layer:
-        total += _of_mixer(shape, mixer, settings)
-    return total
+    return sum((_of_mixer(shape, mixer, settings) for mixer in layer), Kept())
 
 
 def kept_by_all(shape: ModelShape, settings: MemorySettings) -> Kept:
@@ -68,10 +65,7 @@ def kept_ahead(shape: ModelShape, settings: MemorySettings) -> Kept:
     """By one depth of multi-token prediction: norms of the states before it, of the tokens ahead and of its own last
     states, what they are projected from, and its layers."""
     norm = _norm(shape, settings)
-    total = Kept(INT64) + norm + norm + norm
-    for layer in shape.ahead:
-        total += kept(shape, layer, settings)
-    return total
+    return sum((kept(shape, layer, settings) for layer in shape.ahead), Kept(INT64) + norm + norm + norm)
 
 
 def kept_before_ahead(shape: ModelShape, settings: MemorySettings) -> Kept:
@@ -109,21 +103,18 @@ def workspace(shape: ModelShape, layer: str, settings: MemorySettings, tokens: f
 
 def _is_plain(shape: ModelShape, mixer: str, settings: MemorySettings) -> bool:
     """Whether a mixer is one function with its norm (engine/kernels/cpu_layers.py)."""
-    if not settings.one_function or mixer != ATTENTION:
-        return settings.one_function and mixer == MLP
-    return settings.sizes.context == 1 and (not shape.experts or not shape.gated) and not shape.qkv_bias
+    whole = settings.sizes.context == 1 and not (shape.experts and shape.gated) and not shape.qkv_bias
+    return settings.one_function and (mixer == MLP or (mixer == ATTENTION and whole))
 
 
 def _of_mixer(shape: ModelShape, mixer: str, settings: MemorySettings) -> Kept:
     if settings.sizes.dtensor:
         return _of_transformers(shape, mixer, settings)
     plain = _is_plain(shape, mixer, settings)
-    if mixer == ATTENTION:
-        own = _attention(shape, settings)
-    elif mixer == MLP:
+    if mixer == MLP:
         own = _mlp(shape, settings, plain=plain)
     else:
-        own = _experts(shape, settings) if mixer == EXPERTS else _mamba(shape, settings)
+        own = {ATTENTION: _attention, EXPERTS: _experts, MAMBA: _mamba}[mixer](shape, settings)
     return own if plain else own + _norm(shape, settings)
 
 
@@ -162,18 +153,14 @@ def _mlp(shape: ModelShape, settings: MemorySettings, width: int | None = None, 
     if plain:  # with the normed states, and the weights that the norm's are folded into
         folded = int((products - 1) * inner * shape.hidden) * element
         return Kept((products * inner + shape.hidden) * element + FLOAT32, folded)
-    return Kept((products + _sigmoid(shape, settings)) * inner * element)
-
-
-def _sigmoid(shape: ModelShape, settings: MemorySettings) -> int:
-    """Whether torch's own gate keeps its sigmoid, as it does on CPU."""
-    return int(shape.gated and not settings.on_gpu)
+    sigmoid = shape.gated and not settings.on_gpu  # which torch's own gate keeps
+    return Kept((products + sigmoid) * inner * element)
 
 
 def _experts(shape: ModelShape, settings: MemorySettings) -> Kept:
     """Router and experts, of each of the experts that a token chooses; shared experts beside them."""
     element, chosen = settings.element, shape.experts_per_token
-    inner = ((3 if shape.gated else 2) + _sigmoid(shape, settings)) * shape.expert_ffn
+    inner = (2 if not shape.gated else 3 if settings.on_gpu else 4) * shape.expert_ffn
     exact = not settings.freezes_router and element != FLOAT32  # the router's input and weights, in float32
     router = (FLOAT32 * shape.hidden if exact else 0) + FLOAT32 * shape.experts
     # Chosen experts, their order and its inverse; weights before and after normalisation, and in the model's precision.

@@ -2,10 +2,8 @@
 where that is more than there is."""
 
 import math
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations
 from typing import Any
 
 from nemotron_steps.config.layout.constraints import violations
@@ -38,18 +36,23 @@ _WHILE = {
 
 Lines = Mapping[tuple[str, str], int]
 """(role, what for) → bytes."""
-Judges = Sequence[tuple[JudgeLayout, GeneratorMemory]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a role has on a device, by what it is for: whatever the phase, and in some phases instead. `outside`: in a
+    process of its own, which is vLLM's."""
+
+    role: str
+    rests: Mapping[str, int]
+    phases: Mapping[str, Mapping[str, int]]
+    outside: bool = False
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """One device of a kind: of all that are alike, the one that takes most.
-
-    Attributes:
-        name: what such a device does.
-        phases: phase → what is there then.
-        capacity: bytes; None for host memory, which is not known.
-    """
+    """One device of a kind, named by what it does: of all that are alike, the one that takes most. `phases`: phase →
+    what is there then; `capacity`: bytes, None for host memory, which is not known."""
 
     name: str
     phases: Mapping[str, Lines]
@@ -154,11 +157,8 @@ class StepMemory:
 
 
 def step_memory(settings: MemorySettings, model_of: Callable[[str], ModelShape | None]) -> StepMemory:
-    """Of a training step.
-
-    Args:
-        model_of: role (policy, a judge's, or `teacher NAME`) → the shape of its model; None where that is not known.
-    """
+    """Of a training step. `model_of`: role (policy, a judge's, or `teacher NAME`) → the shape of its model; None where
+    that is not known."""
     sizes = settings.sizes
     roles = [POLICY, *(each.role for each in sizes.judges), *(f"{TEACHER} {name}" for name in settings.teachers)]
     models = {role: model for role in roles if (model := model_of(role)) is not None}
@@ -174,29 +174,15 @@ def step_memory(settings: MemorySettings, model_of: Callable[[str], ModelShape |
     generators = {role.role: (f"{role.section}.gpu_memory_utilization", memory) for role, memory in judges}
     if generator is not None:
         generators[GENERATOR] = (UTILIZATION, generator)
-    return StepMemory(
-        BatchArithmetic.of(settings),
-        (*_devices(settings, rank, taught, generator, judges), *_teachers_devices(settings, teachers)),
-        host,
-        tuple(role for role in roles if role not in models),
-        generators,
-        settings.on_gpu,
-    )
-
-
-def _teachers_devices(settings: MemorySettings, models: Mapping[str, ModelShape]) -> Iterator[DeviceMemory]:
-    """Of teachers that have devices of their own, one each."""
-    for teacher in settings.sizes.teachers:
-        if teacher.name in models:
-            memory = apart(models[teacher.name], settings, teacher)
-            lines = {**_lines(TEACHER, memory.rests), **_lines(TEACHER, memory.scores)}
-            if settings.on_gpu:
-                held = sum(lines.values())
-                lines[DEVICE, "context"] = CONTEXT
-                ranks = teacher.ranks(settings.sizes.gpus_per_node)
-                lines[DEVICE, "communicators"] = COMMUNICATORS if ranks > 1 else 0
-                lines[DEVICE, "allocator"] = int(ALLOCATOR * held)
-            yield _named(f"is teacher {teacher.name}'s", {TEACHES: lines}, settings)
+    devices = [*_devices(settings, rank, taught, generator, judges)]
+    for teacher in sizes.teachers:
+        if teacher.name in teachers:
+            memory = apart(teachers[teacher.name], settings, teacher)
+            part = Part(TEACHER, {}, {TEACHES: _sum(memory.rests, memory.scores)})
+            ranks = teacher.ranks(sizes.gpus_per_node)
+            devices.append(_device(settings, f"is teacher {teacher.name}'s", [part], ranks))
+    unknown = tuple(role for role in roles if role not in models)
+    return StepMemory(BatchArithmetic.of(settings), tuple(devices), host, unknown, generators, settings.on_gpu)
 
 
 def _devices(
@@ -204,81 +190,61 @@ def _devices(
     rank: Taken | None,
     taught: Taken | None,
     generator: GeneratorMemory | None,
-    judges: Judges,
+    judges: Sequence[tuple[JudgeLayout, GeneratorMemory]],
 ) -> Iterator[DeviceMemory]:
-    sizes = settings.sizes
+    sizes, trains, generates = settings.sizes, list[Part](), list[Part]()
+    if rank is not None:
+        phases = {TRAINS: _sum(rank.rests, rank.trains)}
+        if rank.scores and settings.has_reference:
+            phases[SCORES] = _sum(rank.rests, rank.scores)
+        trains.append(Part(POLICY, rank.rests, phases))
+    if taught is not None:
+        phases = {TEACHES: _sum(taught.rests, taught.scores), TRAINS: _sum(taught.rests, taught.trains)}
+        trains.append(Part(TEACHER, taught.rests, phases))
+    if generator is not None:
+        generates.append(Part(GENERATOR, generator.rests, {GENERATES: generator.generates}, generator.own_process))
     own_nodes = settings.on_gpu and sizes.judge_nodes > 0
-    beside = [] if own_nodes else judges
+    beside = [Part(role.role, memory.generates, {}, memory.own_process) for role, memory in judges if not own_nodes]
     if len(beside) > 1 and max(1, sizes.generating // max(1, sizes.generator_width)) >= len(beside):
         # With as many generators each judge shares another one's devices.
-        beside = [max(beside, key=lambda each: sum(each[1].generates.values()))]
-    together = sizes.colocated and generator is not None and rank is not None
-    if rank is not None:
-        yield _device(settings, rank, generator if together else None, beside if together else [], taught)
-    if generator is not None and not together:
-        yield _device(settings, None, generator, beside)
-    for each in judges if own_nodes else ():
-        yield _device(settings, None, None, [each])
+        beside = [max(beside, key=lambda part: sum(part.rests.values()))]
+    if trains and generates and sizes.colocated:
+        yield _device(settings, "trains and generates", [*trains, *generates, *beside], sizes.ranks)
+    else:
+        if trains:
+            yield _device(settings, "trains", trains, sizes.ranks)
+        if generates:
+            yield _device(settings, "generates", [*generates, *beside])
+    for role, memory in judges if own_nodes else ():
+        part = Part(role.role, {}, {JUDGES: memory.generates}, memory.own_process)
+        yield _device(settings, "judges", [part])
 
 
-def _device(
-    settings: MemorySettings,
-    rank: Taken | None,
-    generator: GeneratorMemory | None,
-    judges: Judges,
-    taught: Taken | None = None,
-) -> DeviceMemory:
-    phases: dict[str, dict[tuple[str, str], int]] = {}
-    if generator is not None:
-        phases[GENERATES] = _lines(GENERATOR, generator.generates)
-    elif judges and rank is None:
-        phases[JUDGES] = {}
-    if rank is not None:
-        if rank.scores and settings.has_reference:
-            phases[SCORES] = _lines(POLICY, rank.scores)
-        if taught is not None:
-            phases[TEACHES] = _lines(TEACHER, taught.scores)
-        phases[TRAINS] = _lines(POLICY, rank.trains)
-        if taught is not None:
-            phases[TRAINS] |= _lines(TEACHER, taught.trains)
-    for phase, lines in phases.items():
-        if rank is not None:
-            phases[phase] = lines = {**_lines(POLICY, rank.rests), **lines}
-        for line, count in taught.rests.items() if taught is not None else ():
-            lines[TEACHER, line] = lines.get((TEACHER, line), 0) + count
-        if generator is not None and phase != GENERATES:
-            lines.update(_lines(GENERATOR, generator.rests))
-        for role, memory in judges:
-            lines.update(_lines(role.role, memory.generates))
+def _device(settings: MemorySettings, name: str, parts: Sequence[Part], ranks: int = 1) -> DeviceMemory:
+    """Parts on one device, and with GPUs the contexts of their processes and what torch's allocator holds in those
+    that are not vLLM's, which has its share."""
+    phases: dict[str, Lines] = {}
+    outside = {part.role for part in parts if part.outside}
+    for phase in _WHILE:
+        if not any(phase in part.phases for part in parts):
+            continue
+        lines = dict[tuple[str, str], int]()
+        for part in parts:
+            lines |= {(part.role, line): count for line, count in part.phases.get(phase, part.rests).items()}
         if settings.on_gpu:
-            lines.update(_overhead(settings, rank, generator, judges, lines))
-    does = [*(["trains"] if rank is not None else []), *(["generates"] if generator is not None else [])]
-    return _named(" and ".join(does) or "judges", phases, settings)
+            inside = {role for role, _ in lines} - outside
+            own = len(inside - {TEACHER}) or len(inside)  # teachers beside a policy are in its process
+            processes = (own if settings.sizes.backend == "ray" else min(1, own)) + len(outside)
+            held = sum(count for (role, _), count in lines.items() if role in inside)
+            lines[DEVICE, "context"] = processes * CONTEXT
+            lines[DEVICE, "communicators"] = COMMUNICATORS if ranks > 1 else 0
+            lines[DEVICE, "allocator"] = int(ALLOCATOR * held)
+        phases[phase] = {key: count for key, count in lines.items() if count}
+    return DeviceMemory(name, phases, int(settings.gpu_memory_gib * GIB) if settings.on_gpu else None)
 
 
-def _named(name: str, phases: Mapping[str, Lines], settings: MemorySettings) -> DeviceMemory:
-    shown = {phase: {key: count for key, count in lines.items() if count} for phase, lines in phases.items()}
-    return DeviceMemory(name, shown, int(settings.gpu_memory_gib * GIB) if settings.on_gpu else None)
-
-
-def _overhead(
-    settings: MemorySettings, rank: Taken | None, generator: GeneratorMemory | None, judges: Judges, lines: Lines
-) -> dict[tuple[str, str], int]:
-    """Contexts of the processes, and what torch's allocator holds in those that are not vLLM's, which has its share."""
-    outside = {GENERATOR} if generator is not None and generator.own_process else set()
-    outside |= {role.role for role, memory in judges if memory.own_process}
-    inside = {role for role, _ in lines} - outside
-    own = len(inside - {TEACHER})  # teachers are in the policy's process
-    processes = (own if settings.sizes.backend == "ray" else min(1, own)) + len(outside)
-    overhead = {(DEVICE, "context"): processes * CONTEXT}
-    if rank is not None and settings.sizes.ranks > 1:
-        overhead[DEVICE, "communicators"] = COMMUNICATORS
-    overhead[DEVICE, "allocator"] = int(ALLOCATOR * sum(count for (role, _), count in lines.items() if role in inside))
-    return overhead
-
-
-def _lines(role: str, lines: Mapping[str, int]) -> dict[tuple[str, str], int]:
-    return {(role, line): count for line, count in lines.items()}
+def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {line: one.get(line, 0) + other.get(line, 0) for line in {**one, **other}}
 
 
 def memory_measures(
@@ -287,29 +253,31 @@ def memory_measures(
     model: ModelSpec | None = None,
     most_nodes: int | None = None,
 ) -> dict[str, Any]:
-    """Config key → value, after which everything fits: of fixed measures one, else two or three, else the first that
-    helps, again and again; none where no more help. A changed layout has to divide `model`, and `most_nodes` is how
-    many nodes there are, if known."""
-    settings, most = MemorySettings.read(get), most_nodes or math.inf
+    """Config key → value, after which everything fits; none where no measure helps. A changed layout has to divide
+    `model`, and `most_nodes` is how many nodes there are, if known."""
+
+    def after(values: Mapping[str, Any]) -> float:
+        """Bytes that are still lacking."""
+        changed = MemorySettings.read(lambda key: values.get(key, get(key)))
+        return math.inf if violations(changed.sizes, model) else step_memory(changed, model_of).lacking
+
+    settings = MemorySettings.read(get)
     memory = step_memory(settings, model_of)
-    measures = list(_measures(settings, memory, most))
-    for several in chain.from_iterable(combinations(measures, count) for count in (1, 2, 3)):
-        taken: dict[str, Any] = dict(ChainMap(*reversed(several)))
-        changed = MemorySettings.read(lambda key, taken=taken: taken.get(key, get(key)))  # type: ignore[misc]
-        if not violations(changed.sizes, model) and not step_memory(changed, model_of).shortages:
-            return taken
-    taken = {}
-    while memory.shortages:
-        for measure in _measures(settings, memory, most):
-            changed = MemorySettings.read(lambda key, new={**taken, **measure}: new.get(key, get(key)))  # type: ignore[misc]
-            if (
-                not violations(changed.sizes, model)
-                and (less := step_memory(changed, model_of)).lacking < memory.lacking
-            ):
-                settings, memory, taken = changed, less, {**taken, **measure}
-                break
-        else:
-            return {}
+    measures = list(_measures(settings, memory, most_nodes or math.inf))
+    for measure in measures:
+        if after(measure) == 0:
+            return measure
+    taken, lacking = dict[str, Any](), float(memory.lacking)
+    for measure in measures:
+        less = after({**taken, **measure})
+        if less < lacking:
+            taken, lacking = {**taken, **measure}, less
+    if lacking:
+        return {}
+    for measure in reversed(measures):  # what proved more than enough
+        fewer = {key: value for key, value in taken.items() if key not in measure}
+        if after(fewer) == 0:
+            taken = fewer
     return taken
 
 
@@ -324,39 +292,33 @@ def _measures(settings: MemorySettings, memory: StepMemory, most_nodes: float) -
     embedded = {"policy.generation": settings.max_sequences} if sizes.samples and not sizes.uses_vllm else {}
     embedded |= {judge.section: judge.max_sequences for judge in sizes.judges if judge.backend != "vllm"}
     for section, rows in embedded.items():
-        yield {f"{section}.max_sequences": max(8, rows // 4)}
-        yield {f"{section}.max_sequences": 8}
-    for role in sizes.judges:
-        yield {f"{role.section}.max_total_sequence_length": min(8192, role.length)}
+        yield {f"{section}.max_sequences": min(8, rows)}
     if settings.teachers and not settings.offloads_teachers:
         yield {"on_policy_distillation.offload": True}
     for teacher in {each.section: each for each in sizes.teachers}.values():
-        yield {teacher.key("micro_batch"): 1}
         yield {teacher.key("tensor"): teacher.tensor * 2, teacher.key("sequence_parallel"): True}
-    trains, scores = settings.budget(), settings.budget(logprobs=True)
-    batches = {"train_micro_batch_size": settings.micro_batch, "logprob_batch_size": settings.logprob_batch}
-    least = 1
-    if trains is not None and scores is not None:
+    trains, scores, least = settings.budget(), settings.budget(logprobs=True), 1
+    names = ("train_micro_batch_size", "logprob_batch_size")
+    if trains is None or scores is None:
+        trains, scores = settings.micro_batch, settings.logprob_batch
+    else:
         section = "sequence_packing" if settings.packs else "dynamic_batching"
-        batches = {f"{section}.train_mb_tokens": trains, f"{section}.logprob_mb_tokens": scores}
+        names = (f"{section}.train_mb_tokens", f"{section}.logprob_mb_tokens")
         least = settings.longest * settings.rows_per_unit
-    for key, count in batches.items():
+    for name, count in zip(names, (trains, scores), strict=True):
         if count > least:
-            yield {f"policy.{key}": max(least, count // 2)}
-            yield {f"policy.{key}": least}
+            yield {f"policy.{name}": least}
     yield {f"{DTENSOR if sizes.dtensor else MEGATRON}.activation_checkpointing": True}
-    yield {"policy.logprob_chunk_size": min(512, settings.chunk)}
     if sizes.dtensor:
-        yield {f"{DTENSOR}.tensor_parallel_size": sizes.tensor * 2}
+        yield {sizes.key("tensor"): sizes.tensor * 2}
         yield {f"{DTENSOR}.cpu_offload": True}
     else:
         optimizer = f"{MEGATRON}.optimizer"
         yield {f"{optimizer}.use_distributed_optimizer": True}
         yield {f"{optimizer}.use_precision_aware_optimizer": True}
-        yield {KEYS["expert"]: sizes.expert * 2}
-        yield {KEYS["tensor"]: sizes.tensor * 2, KEYS["sequence_parallel"]: True}
-        yield {KEYS["context"]: sizes.context * 2}
-        yield {KEYS["pipeline"]: sizes.pipeline * 2}
+        for times in (2, 4, 8):
+            yield {KEYS["expert"]: sizes.expert * times}
+            yield {KEYS["tensor"]: sizes.tensor * times, KEYS["sequence_parallel"]: True}
         yield {f"{optimizer}.optimizer_cpu_offload": True, f"{optimizer}.optimizer_offload_fraction": 1.0}
     if sizes.uses_vllm:
         experts = [KEYS["generator_experts"]] if sizes.generator_experts > 1 else []

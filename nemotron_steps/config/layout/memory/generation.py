@@ -24,16 +24,10 @@ SMALL_CACHE = 8
 
 @dataclass(frozen=True)
 class GeneratorMemory:
-    """Bytes on one device.
+    """Bytes on one device while it samples, and while the policy trains (`rests`).
 
-    Attributes:
-        generates: while it samples, by what they are for.
-        rests: while the policy trains.
-        own_process: whether it has a CUDA context of its own.
-        room: tokens that its cache has room for; None where the cache grows with what is asked.
-        share: of the GPU, which it takes whole; None where it takes what it needs.
-        least: what that share has to hold at least.
-    """
+    `room`: tokens that its cache has room for; None where the cache grows with what is asked. `share`: of the GPU,
+    which it takes whole (None where it takes what it needs), and `least`: what that has to hold at least."""
 
     generates: Mapping[str, int]
     rests: Mapping[str, int]
@@ -47,64 +41,45 @@ def policy_generator(shape: ModelShape, settings: MemorySettings) -> GeneratorMe
     """Of the policy's own."""
     sizes = settings.sizes
     frees = sizes.colocated and not settings.asynchronous
-    if sizes.uses_vllm:
-        own_process = sizes.generator_width == 1 and settings.own_process is not False
-        memory = _vllm(
-            shape,
-            settings,
-            sizes.generator_width,
-            settings.utilization,
-            experts=sizes.generator_experts,
-            sequences=settings.max_num_seqs,
-            length=settings.longest,
-            own_process=own_process or sizes.generator_width > 1,
-        )
-        rests = {"asleep": SLEEPING} if own_process and frees and settings.on_gpu else memory.rests
-        routes = {}
-        if sizes.router_replay and settings.on_gpu:  # of every layer, and never asleep
-            layers = len(shape.layers)
-            routes = {"recorded experts": RECORDED_TOKENS * layers * shape.experts_per_token * INT32}
-        return replace(memory, generates={**memory.generates, **routes}, rests={**rests, **routes})
-    return _embedded(
-        shape,
-        settings,
-        rows=settings.max_sequences,
-        lengths=prompt_and_answer(settings),
-        group=sizes.group or 1,
-        element=settings.element,
-        frees=frees,
-        records=sizes.router_replay,
-    )
+    own = JudgeLayout("policy", sizes.generator_width, None, "", settings.utilization, length=settings.longest)
+    if not sizes.uses_vllm:
+        own, answer = replace(own, max_sequences=settings.max_sequences), prompt_and_answer(settings)[1]
+        records = sizes.router_replay
+        return _embedded(shape, settings, own, answer, settings.element, sizes.group or 1, frees=frees, records=records)
+    own = replace(own, max_sequences=settings.max_num_seqs)
+    apart = sizes.generator_width > 1 or settings.own_process is not False
+    memory = _vllm(shape, settings, own, experts=sizes.generator_experts, own_process=apart)
+    sleeps = sizes.generator_width == 1 and apart and frees and settings.on_gpu
+    rests = {"asleep": SLEEPING} if sleeps else memory.rests
+    routes = {}
+    if sizes.router_replay and settings.on_gpu:  # of every layer, and never asleep
+        routes = {"recorded experts": RECORDED_TOKENS * len(shape.layers) * shape.experts_per_token * INT32}
+    return replace(memory, generates={**memory.generates, **routes}, rests={**rests, **routes})
 
 
 def judge(shape: ModelShape, settings: MemorySettings, role: JudgeLayout) -> GeneratorMemory:
     """Of a judge, which holds what it has between questions."""
-    rows, length = role.max_sequences, role.length
     if role.backend == "vllm":
-        return _vllm(shape, settings, role.width, role.utilization, experts=1, sequences=rows, length=length)
-    answer = min(length, 4096)
-    element = 2 if settings.on_gpu else FLOAT32
-    return _embedded(shape, settings, rows=rows, lengths=(length - answer, answer), element=element)
+        return _vllm(shape, settings, role)
+    return _embedded(shape, settings, role, min(role.length, 4096), 2 if settings.on_gpu else FLOAT32)
 
 
 def _embedded(
     shape: ModelShape,
     settings: MemorySettings,
-    *,
-    rows: int,
-    lengths: tuple[int, int],
+    layout: JudgeLayout,
+    answer: int,
     element: int,
     group: int = 1,
+    *,
     frees: bool = False,
     records: bool = False,
 ) -> GeneratorMemory:
-    """Of `rows` sequences at once, of prompts and answers of such `lengths`."""
-    prompt, answer = lengths
+    """Of sequences of which an `answer` is generated, `group` of each prompt."""
+    rows, length, prompt = layout.max_sequences, layout.length, layout.length - answer
     weights = held(shape, ParallelConfig(), 0).total * element
-    length = prompt + answer
-    most = length + max(64, length // 8)
     shared = group > 1 and prompt >= SHARED_TOKENS
-    columns = min((answer if shared else length) + 2, most)
+    columns = min((answer if shared else length) + 2, length + max(64, length // 8))
     cache = rows * _row_bytes(shape, columns, element, records)
     prompts = -(-rows // group) if shared else 0
     prefixes = prompts * (prompt * shape.kv_bytes_per_token * element // 2 + shape.state_bytes(element))
@@ -134,28 +109,19 @@ def rows_that_fit(shape: ModelShape, free: int, *, most: int, length: int, eleme
 
 
 def _vllm(
-    shape: ModelShape,
-    settings: MemorySettings,
-    width: int,
-    utilization: float,
-    *,
-    experts: int,
-    sequences: int,
-    length: int,
-    own_process: bool = True,
+    shape: ModelShape, settings: MemorySettings, layout: JudgeLayout, *, experts: int = 1, own_process: bool = True
 ) -> GeneratorMemory:
     """A share of the GPU, of which the cache is what weights leave."""
-    element = 2 if settings.on_gpu else settings.element
+    element, width = 2 if settings.on_gpu else settings.element, layout.width
     whole = held(shape, ParallelConfig(tensor=width, expert=max(1, experts)), 0)
     spread = whole.experts if experts > 1 else whole.experts // width
     weights = (whole.dense + whole.exact + spread) * element + whole.frozen * FLOAT32
     if not settings.on_gpu:
         return GeneratorMemory({"weights": weights}, {"weights": weights}, own_process)
-    share = int(utilization * settings.gpu_memory_gib * GIB)
+    share = int(layout.utilization * settings.gpu_memory_gib * GIB)
     token = max(shape.kv_bytes_per_token // min(width, shape.key_value_heads), 1)
     state = shape.state_bytes(element) // width
     # A first forward pass as wide as any is made before the rest becomes the cache.
-    least = weights + sequences * shape.vocabulary // width * FLOAT32 + length * token + state
-    left = max(0, share - weights)
-    lines = {"weights": weights, "cache": left}
-    return GeneratorMemory(lines, lines, own_process, left // token, share, least)
+    least = weights + layout.max_sequences * shape.vocabulary // width * FLOAT32 + layout.length * token + state
+    lines = {"weights": weights, "cache": max(0, share - weights)}
+    return GeneratorMemory(lines, lines, own_process, lines["cache"] // token, share, least)

@@ -23,7 +23,7 @@ from nemotron_steps.config.layout.memory.shape import (
     held_by_adapters,
     layers_of,
 )
-from nemotron_steps.config.layout.parallel_config import TeacherLayout
+from nemotron_steps.config.layout.parallel_config import CUTS, TeacherLayout
 
 ALIGNMENT = 64
 """Elements that a flat buffer's shards are a multiple of (engine/policy/param_and_grad_buffer.py)."""
@@ -58,7 +58,7 @@ def rank_memory(shape: ModelShape, settings: MemorySettings) -> Taken | None:
     """Of the rank that takes most; None where the batch does not split over the ranks."""
     if BatchArithmetic.of(settings) is None:
         return None
-    stages = sorted({0, settings.sizes.pipeline - 1})
+    stages = (0, settings.sizes.pipeline - 1)
     return max((stage_memory(shape, settings, stage) for stage in stages), key=lambda rank: rank.most)
 
 
@@ -84,8 +84,7 @@ def _flat(shape: ModelShape, settings: MemorySettings, stage: int) -> tuple[dict
     parts = [held(shape, sizes, stage, frozen_router=settings.freezes_router), held_ahead(shape, sizes, stage)]
     weights = (parts[0].frozen + parts[1].frozen) * FLOAT32
     if settings.adapts:
-        whole, named = parts[0], (settings.adapter_targets, settings.adapter_excluded)
-        weights = (whole.dense + whole.experts) * element + (whole.exact + whole.frozen) * FLOAT32
+        weights, named = parts[0].bytes(element), (settings.adapter_targets, settings.adapter_excluded)
         parts = [held_by_adapters(shape, sizes, stage, settings.adapter_dim, *named)]
     elif not settings.detaches_mtp:
         parts = [parts[0] + parts[1]]
@@ -113,10 +112,9 @@ def _buffers(part: Held, settings: MemorySettings) -> list[tuple[int, int, int]]
         kinds = [(part.dense + part.exact, element, data)]
     found = []
     for count, width, ranks in (*kinds, (part.experts, element, data * sizes.tensor // sizes.expert)):
-        if count:
-            shards = ranks if settings.distributed else 1
-            whole = shards * ALIGNMENT
-            found.append((-(-count // whole) * whole, width, shards))
+        shards = ranks if settings.distributed else 1
+        whole = shards * ALIGNMENT
+        found.append((-(-count // whole) * whole, width, shards))
     return found
 
 
@@ -211,7 +209,7 @@ def _logprobs(shape: ModelShape, settings: MemorySettings, batch: BatchArithmeti
 
 
 def compared_bytes(settings: MemorySettings) -> int:
-    """Of a logit while the policy is compared with a teacher (engine/policy/teacher_logprob.py): float32, of the
+    """Of a logit while the policy is compared with a teacher (engine/policy/logprob.py): float32, of the
     logits, their logs, probabilities and products; of everywhere's gradient under zero_outside_topk; and, where whole
     distributions are compared, of the teacher's and of both KLs."""
     if settings.topk is None:
@@ -231,7 +229,7 @@ def beside_policy(models: Mapping[str, ModelShape], settings: MemorySettings, st
     sizes, last = settings.sizes, stage == settings.sizes.pipeline - 1
     moves = settings.offloads_teachers and settings.on_gpu
     scored = _scored(settings, models)
-    weights, passes = 0, [dict[str, int]()]
+    weights, passes = 0, []
     for shape in models.values():
         own = _weights(shape, settings, stage)
         weights += own
@@ -251,11 +249,9 @@ def beside_policy(models: Mapping[str, ModelShape], settings: MemorySettings, st
 
 def apart(shape: ModelShape, settings: MemorySettings, teacher: TeacherLayout) -> Taken:
     """Of a rank of a teacher that has devices of its own: of the pipeline stage that takes most."""
-    own, found = settings_of(settings, teacher), []
-    for stage in sorted({0, teacher.pipeline - 1}):
-        weights = _weights(shape, own, stage)
-        found.append(Taken({"weights": weights}, scores=_forward(shape, own, stage)))
-    return max(found, key=lambda each: each.most)
+    own, stages = settings_of(settings, teacher), (0, teacher.pipeline - 1)
+    taken = (Taken({"weights": _weights(shape, own, at)}, scores=_forward(shape, own, at)) for at in stages)
+    return max(taken, key=lambda each: each.most)
 
 
 def settings_of(settings: MemorySettings, teacher: TeacherLayout) -> MemorySettings:
@@ -263,12 +259,7 @@ def settings_of(settings: MemorySettings, teacher: TeacherLayout) -> MemorySetti
     cluster = settings.sizes.gpus_per_node
     sizes = replace(
         settings.sizes,
-        tensor=teacher.tensor,
-        pipeline=teacher.pipeline,
-        context=teacher.context,
-        expert=teacher.expert,
-        sequence_parallel=teacher.sequence_parallel,
-        nodes=teacher.nodes,
+        **{name: getattr(teacher, name) for name in (*CUTS, "sequence_parallel", "nodes")},
         gpus_per_node=(teacher.gpus_per_node or cluster) if cluster else 0,
         workers=None if cluster else teacher.ranks(0),
         judge_nodes=0,
@@ -285,13 +276,13 @@ def settings_of(settings: MemorySettings, teacher: TeacherLayout) -> MemorySetti
 
 
 def _weights(shape: ModelShape, settings: MemorySettings, stage: int) -> int:
-    own = held(shape, replace(settings.sizes, mtp_layers=0), stage, frozen_router=settings.freezes_router)
-    return (own.dense + own.experts) * settings.element + (own.exact + own.frozen) * FLOAT32
+    sizes = replace(settings.sizes, mtp_layers=0)
+    return held(shape, sizes, stage, frozen_router=settings.freezes_router).bytes(settings.element)
 
 
 def _forward(shape: ModelShape, settings: MemorySettings, stage: int) -> dict[str, int]:
     """A micro-batch's forward pass, and on the last stage what is made of a chunk of its logits: them, in float32, and
-    their exponentials (engine/policy/teacher_logprob.py)."""
+    their exponentials (engine/policy/logprob.py)."""
     batch = BatchArithmetic.of(settings, logprobs=True)
     if batch is None:
         return {}

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from nemotron_steps.config.layout.parallel_config import DTENSOR, MEGATRON, TEACHERS, VLLM, ParallelConfig, at, keys_of
+from nemotron_steps.config.layout.parallel_config import (
+    DTENSOR,
+    MEGATRON,
+    TEACHERS,
+    VLLM,
+    ParallelConfig,
+    at,
+    values_at,
+)
 
 GENERATION = "policy.generation"
 UTILIZATION = f"{VLLM}.gpu_memory_utilization"
@@ -62,12 +70,9 @@ class MemorySettings:
     @classmethod
     def read(cls, get: Callable[[str], Any], sizes: ParallelConfig | None = None) -> MemorySettings:
         """From a config; `get` as for ParallelConfig.read, `sizes` where they have been read from it already."""
-        sizes = sizes or ParallelConfig.read(get)
-        keys, defaults = keys_of(cls), {each.name: each.default for each in fields(cls)}
-        said = ((name, get(key)) for name, key in keys.items())
-        values = {name: _value(value, defaults[name]) for name, value in said if value is not None}
         teachers = get(TEACHERS)
-        return cls(sizes, teachers=tuple(teachers) if isinstance(teachers, Mapping) else (), **values)
+        named = tuple(teachers) if isinstance(teachers, Mapping) else ()
+        return cls(sizes or ParallelConfig.read(get), teachers=named, **values_at(cls, get))
 
     @property
     def element(self) -> int:
@@ -124,31 +129,11 @@ class MemorySettings:
         return (packed if self.packs else balanced) or rows * self.rows_per_unit * self.longest
 
 
-def _value(value: Any, default: Any) -> Any:
-    """A config's value where it is of the key's kind; another is reported by the config's own check."""
-    if default is None:
-        return value if type(value) in (int, float, bool) else None
-    if isinstance(default, tuple):
-        return tuple(str(each) for each in value) if isinstance(value, list | tuple) else default
-    if isinstance(default, float):
-        return float(value) if type(value) in (int, float) else default
-    return value if type(value) is type(default) else default
-
-
 @dataclass(frozen=True)
 class BatchArithmetic:
-    """How the work of a step is cut. None: a step that samples nothing, or ranks that do not come out even.
-
-    Attributes:
-        batch: sequences (pairs, for DPO) of one optimizer step.
-        updates: optimizer steps of a training step.
-        rows: of a data-parallel rank in one optimizer step.
-        micro_batches: at most, of a rank in one optimizer step.
-        micro_rows: sequences of a micro-batch, at most.
-        tokens: of a micro-batch, at most: a prompt that its rows share is counted once.
-        trained: of them, tokens whose logprobs have a gradient.
-        budget: whether a number of tokens cuts the micro-batches, and not a number of rows.
-    """
+    """How the work of a step is cut into `batch` sequences (pairs, for DPO) of an optimizer step, `rows` of these on a
+    data-parallel rank, and at most `micro_rows` sequences and `tokens` of a micro-batch, `trained` of which have a
+    gradient. A prompt that rows share is counted once. `budget`: whether a number of tokens cuts the micro-batches."""
 
     prompts: int | None
     group: int | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -70,6 +70,10 @@ class Held:
     def total(self) -> int:
         """All elements."""
         return sum(astuple(self))
+
+    def bytes(self, element: int) -> int:
+        """As weights."""
+        return (self.dense + self.experts) * element + (self.exact + self.frozen) * FLOAT32
 
 
 @dataclass(frozen=True)
@@ -194,37 +198,29 @@ class ModelShape:
 
 def held(shape: ModelShape, sizes: ParallelConfig, stage: int, *, frozen_router: bool = False) -> Held:
     """What a rank of a pipeline stage holds."""
-    total = Held()
-    for mixer, count in Counter(mixers(layers_of(shape, sizes.pipeline, stage))).items():
-        total += _of_mixer(shape, mixer, sizes, frozen_router=frozen_router) * count
+    counts = Counter("".join(layers_of(shape, sizes.pipeline, stage))).items()
+    own = (_of_mixer(shape, mixer, sizes, frozen_router=frozen_router) * count for mixer, count in counts)
     embedding = -(-shape.vocabulary // sizes.tensor) * shape.hidden
     last = stage == sizes.pipeline - 1
     # A tied output layer is the embedding, of which the last of several stages has a copy; so has multi-token
     # prediction, which is there too.
     copies = int(stage == 0) + int(last and (not shape.tied or sizes.pipeline > 1))
     copies += int(last and sizes.mtp_layers > 0 and sizes.pipeline > 1)
-    return total + Held(dense=copies * embedding + (shape.hidden if last else 0))
+    return sum(own, Held(dense=copies * embedding + (shape.hidden if last else 0)))
 
 
 def held_ahead(shape: ModelShape, sizes: ParallelConfig, stage: int) -> Held:
     """Of the blocks of multi-token prediction, where they are trained; their router always is."""
     if not sizes.mtp_layers or not shape.blocks or stage != sizes.pipeline - 1:
         return Held()
-    block = Held(dense=(2 * shape.hidden + 3) * shape.hidden)
-    for mixer in mixers(shape.ahead):
-        block += _of_mixer(shape, mixer, sizes, frozen_router=False)
-    return block * shape.blocks
+    own = (_of_mixer(shape, mixer, sizes, frozen_router=False) for mixer in "".join(shape.ahead))
+    return sum(own, Held(dense=(2 * shape.hidden + 3) * shape.hidden)) * shape.blocks
 
 
 def layers_of(shape: ModelShape, stages: int, stage: int) -> tuple[str, ...]:
     """The layers of a pipeline stage."""
     own = stage_layers(len(shape.layers), stages)[stage]
     return shape.layers[own.start : own.stop]
-
-
-def mixers(layers: tuple[str, ...]) -> Iterator[str]:
-    """All mixers of some layers, in order."""
-    return (mixer for layer in layers for mixer in layer)
 
 
 def _of_mixer(shape: ModelShape, mixer: str, sizes: ParallelConfig, *, frozen_router: bool) -> Held:
@@ -260,30 +256,22 @@ def held_by_adapters(
     *,
     fused: bool = True,
 ) -> Held:
-    """Low-rank adapters (models/adapters.py) of a rank: of linears that `targets` and `excluded` name; a pattern counts
-    as what its last part names, in every layer.
-
-    A column-parallel linear has its rows of B and all of A, a row-parallel one its columns of A and all of B. Not
-    fused, as the dtensor policy has them, every projection has an A of its own.
-    """
+    """Low-rank adapters (models/adapters.py) of a rank: of linears that `targets` and `excluded` name, a pattern by its
+    last part. Column-parallel ones have their rows of B and all of A, row-parallel ones their columns of A and all of
+    B. Not fused, as the dtensor policy has them, every projection has an A of its own."""
     query, both = shape.heads * shape.head_dim, 2 * shape.key_value_heads * shape.head_dim
     hidden, up = shape.hidden, 2 if shape.gated else 1
-    widths = {
-        ATTENTION: {
-            "linear_qkv": ((1 if fused else 3) * hidden, query + both),
-            "linear_proj": (hidden, query),
-        },
-        MLP: {
-            "linear_fc1": ((1 if fused else up) * hidden, up * shape.ffn),
-            "linear_fc2": (hidden, shape.ffn),
-        },
-    }
+    widths = [
+        (ATTENTION, "linear_qkv", (1 if fused else 3) * hidden, query + both),
+        (ATTENTION, "linear_proj", hidden, query),
+        (MLP, "linear_fc1", (1 if fused else up) * hidden, up * shape.ffn),
+        (MLP, "linear_fc2", hidden, shape.ffn),
+    ]
     if shape.mamba is not None:
-        widths[MAMBA] = {"in_proj": (hidden, shape.mamba.rows), "out_proj": (hidden, shape.mamba.inner)}
+        widths += [(MAMBA, "in_proj", hidden, shape.mamba.rows), (MAMBA, "out_proj", hidden, shape.mamba.inner)]
     named, without = ({name.rpartition(".")[2] for name in names} for names in (targets, excluded))
-    total = 0
-    for mixer in mixers(layers_of(shape, sizes.pipeline, stage)):
-        for name, (whole, cut) in widths.get(mixer, {}).items():
-            if (not named or name in named) and name not in without:
-                total += dim * (whole + cut // sizes.tensor)
+    counts, total = Counter("".join(layers_of(shape, sizes.pipeline, stage))), 0
+    for mixer, name, whole, cut in widths:
+        if (not named or name in named) and name not in without:
+            total += counts[mixer] * dim * (whole + cut // sizes.tensor)
     return Held(dense=total)

@@ -152,9 +152,9 @@ class CachedModel(ABC):
         self._slots[f"{prefix}v_proj.{kind}"] = Slot((lanes * dim, *columns), heads[:, queries + 1])
         return fused
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, some: bool = False) -> int:
-        """Copy Hugging Face-named weights in place, `some` or all of them; return the bytes received. EngineError for
-        names that are unknown or missing and wrong shapes; weights may then be partly replaced."""
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
+        """Copy Hugging Face-named weights in place; return the bytes received. EngineError for names that are unknown
+        or missing and wrong shapes; weights may then be partly replaced."""
         missing = set(self._slots)
         received = 0
         self.loads += 1
@@ -170,7 +170,7 @@ class CachedModel(ABC):
                 raise EngineError(what, where=name, expected=str(slot.shape), found=str(shape))
             slot.write(tensor.detach())
             missing.discard(name)
-        if missing and not some:
+        if missing:
             raise EngineError(
                 "weights are missing",
                 expected=f"all {len(self._slots)} of them",

@@ -41,22 +41,14 @@ class NewRow:
 
 
 class DecodeBatch:
-    """At most `max_rows` sequences of at most `max_length` tokens.
+    """At most `max_rows` sequences of at most `max_length` tokens; `size` rows are in use.
 
-    Attributes:
-        size: rows in use.
-        column: the column of every row's newest token, which has been sampled but not fed.
-        columns: columns there are; with their number the tensors below are replaced, and `allocation` changes.
-        tokens: int64 [max_rows, columns], sampled tokens.
-        logprobs: float32 [max_rows, columns], of sampled tokens.
-        routed_experts: int16 [max_rows, columns, mixtures, k], of sampled tokens that have been fed; nothing where they
-            are not recorded.
-        keys, values: [cached layers, max_rows, key-value heads, columns, D].
-        states: what recurrent layers remember of each row, of the tokens before the current column.
-        row_state: int64 [max_rows, 5]; its columns are the first column that the row holds itself (past the end for
-            rows not in use), that of its position 0, that of its first sampled token, `streams` and the stop offset.
-        row_prefixes: what each row reads before the columns it holds itself.
-        arrangement: changes with `row_prefixes`.
+    `column` is that of every row's newest token, which has been sampled but not fed. There are `columns`; with their
+    number the tensors are replaced, and `allocation` changes: tokens int64 and logprobs float32 [max_rows, columns],
+    routed_experts int16 [max_rows, columns, mixtures, k], keys and values [cached layers, max_rows, key-value heads,
+    columns, D]. row_state, int64 [max_rows, 5], has the first column that the row holds itself (past the end for rows
+    not in use), that of its position 0, that of its first sampled token, `streams` and the stop offset; row_prefixes
+    what each row reads before that. `arrangement` changes with these.
     """
 
     def __init__(self, model: CachedModel, max_rows: int, max_length: int) -> None:

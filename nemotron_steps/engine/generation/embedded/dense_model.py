@@ -80,7 +80,7 @@ class CachedDenseModel(CachedModel):
             down=self._named(f"{prefix}mlp.down_proj.weight", hidden, inner),
         )
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, some: bool = False) -> int:
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
         """CachedModel.load; where the output layer is tied, one among the weights must be the embedding."""
         tied = dict[str, torch.Tensor]()
 
@@ -91,7 +91,7 @@ class CachedDenseModel(CachedModel):
                 else:
                     yield name, tensor
 
-        received = super().load(others(), some=some)
+        received = super().load(others())
         for head in tied.values():
             # NaN weights are reported where the logits become NaN.
             embedding = self.weights.embedding

@@ -24,7 +24,6 @@ from nemotron_steps.engine.generation.embedded.hybrid_model import CachedHybridM
 from nemotron_steps.engine.generation.embedded.prefix_cache import Prefix, PrefixCache
 from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, make_plan, sample, stream_key, versions_of
 from nemotron_steps.engine.memory_tuning import release_gpu_memory
-from nemotron_steps.engine.policy.lora import AdaptedWeights, ChangedWeights, after
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams, WeightSyncReport
 from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
@@ -66,20 +65,9 @@ class _Sequence:
 class EmbeddedGenerator:
     """A `Generator` in plain torch, but for the decoding step: CUDA graphs, or a kernel in C for tiny models on CPU.
 
-    Seeded samples do not depend on the batch, up to the rounding of matrix products of different sizes.
-
-    Args:
-        weights: complete, under Hugging Face names; copied.
-        max_sequences: sequences decoded at once; the KV cache has room for all of them, and grows with their length.
-        max_total_length: most tokens of prompt and completion together.
-        dtype: float32, bfloat16 or float16; scores, softmax and logprobs are float32 in any case.
-        eos_token_ids: end every completion, beside a request's own stop tokens.
-        decode: token ids to text; needed for stop strings alone.
-        recompute_kv_cache: on every weight update feed running sequences again, so that what follows is exactly what
-            the new weights would sample (`grpo.async_grpo.recompute_kv_cache_after_weight_updates`).
-        record_routed_experts: return with each completion the experts that its tokens went through when first fed.
-
-    Raises UnsupportedError for other layers or types, EngineError for weights that are missing, unknown or misshapen.
+    Seeded samples do not depend on the batch, up to the rounding of matrix products of different sizes. Scores, softmax
+    and logprobs are float32 in any dtype. `decode`, token ids to text, is for stop strings alone. UnsupportedError for
+    other layers or types, EngineError for weights that are missing, unknown or misshapen.
     """
 
     def __init__(
@@ -115,8 +103,6 @@ class EmbeddedGenerator:
                     architecture, max_positions=max_total_length, device=self._device, dtype=dtype
                 )
             self._model.load(weights)
-            self._frozen_of: object = getattr(weights, "source", None)
-            """Whose frozen weights these are, where adapters alone are trained."""
             if record_routed_experts:
                 self._model.chosen = []
             self._batch = DecodeBatch(self._model, max_sequences, max_total_length)
@@ -137,30 +123,22 @@ class EmbeddedGenerator:
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request. EngineError for one that cannot be sampled."""
         prompt, params = tuple(request.prompt_ids), request.params
-
-        def refuse(what: str, expected: str | None = None, found: str | None = None, *hints: str) -> None:
-            raise EngineError(what, where=f"request {request.request_id}", expected=expected, found=found, hints=hints)
-
-        if not prompt:
-            refuse("the prompt is empty")
-        if len(prompt) >= self._max_total_length:
-            hint = f"policy.max_total_sequence_length={len(prompt) + params.max_new_tokens}"
-            most = f"fewer than {self._max_total_length} tokens"
-            refuse("the prompt leaves no room for a token", most, str(len(prompt)), hint)
-        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
-            known = f"0 to {self._vocab_size - 1}"
-            refuse("the prompt holds a token the model lacks", known, f"{min(prompt)} to {max(prompt)}")
-        if request.n < 1 or params.max_new_tokens < 1:
-            refuse("the request asks for nothing", "n and max_new_tokens of at least 1")
-        if not (params.temperature >= 0 and 0 < params.top_p <= 1 and params.top_k >= 0):
-            found = f"temperature {params.temperature}, top_p {params.top_p}, top_k {params.top_k}"
-            refuse("a sampling parameter is out of range", "temperature >= 0, 0 < top_p <= 1, top_k >= 0", found)
-        if request.request_id in self._unfinished:
-            refuse("a request with this id is pending")
-        if params.stop_strings and self._decode is None:
-            refuse("stop strings need a generator with a tokenizer")
-        if "" in params.stop_strings:
-            refuse("a stop string is empty")
+        wrong = {
+            "the prompt is empty": not prompt,
+            "the prompt leaves no room for a token": len(prompt) >= self._max_total_length,
+            "the prompt holds a token the model lacks": min(prompt, default=0) < 0
+            or max(prompt, default=0) >= self._vocab_size,
+            "the request asks for nothing": request.n < 1 or params.max_new_tokens < 1,
+            "a sampling parameter is out of range": not (
+                params.temperature >= 0 and 0 < params.top_p <= 1 and params.top_k >= 0
+            ),
+            "a request with this id is pending": request.request_id in self._unfinished,
+            "stop strings need a generator with a tokenizer": bool(params.stop_strings) and self._decode is None,
+            "a stop string is empty": "" in params.stop_strings,
+        }
+        for what, is_wrong in wrong.items():
+            if is_wrong:
+                raise EngineError(what, where=f"request {request.request_id}")
         group = _Group(request, prompt, min(params.max_new_tokens, self._max_total_length - len(prompt)))
         self._waiting.extend(_Sequence(group, i) for i in range(request.n))
         self._unfinished[request.request_id] = request.n
@@ -191,15 +169,11 @@ class EmbeddedGenerator:
             self._compact(force=True)
 
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightSyncReport:
-        """Replace every weight, or those that adapters change; running sequences go on under the new version, with the
-        KV cache they have unless `recompute_kv_cache` was asked for. EngineError as CachedModel.load."""
+        """Replace every weight; running sequences go on under the new version, with the KV cache they have unless
+        `recompute_kv_cache` was asked for. EngineError as CachedModel.load."""
         begin = time.perf_counter()
         with torch.inference_mode():
-            changed = after(weights, self._frozen_of)
-            received = self._model.load(changed, some=isinstance(changed, ChangedWeights))
-        if isinstance(weights, AdaptedWeights):
-            received = weights.bytes if self._frozen_of is weights.source else received
-            self._frozen_of = weights.source
+            received = self._model.load(weights)
         self.weight_version = version
         self._prompts.clear()
         for sequence in self._waiting:

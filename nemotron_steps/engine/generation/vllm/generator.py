@@ -19,9 +19,8 @@ import numpy.typing as npt
 from nemotron_steps.engine.generation.embedded.sampling import stream_key, versions_of
 from nemotron_steps.engine.generation.vllm.engine import on_cpu, start_engine
 from nemotron_steps.engine.generation.vllm.transfer import WorkersTransfer, call, hand_over, wait_for_output
-from nemotron_steps.engine.policy.lora import AdaptedWeights, after
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, WeightSyncReport
-from nemotron_steps.engine.weight_sync.transport_handle import ChannelHandles
+from nemotron_steps.engine.weight_sync.transfer import ChannelHandles
 from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.stopping import left_to_us
@@ -56,22 +55,11 @@ class VllmGenerator:
     Seeds: with `config.seed_requests` a seeded sample depends on its seed, request and index alone, as the embedded
     generator's; without, on vLLM's one random state and so on whatever was sampled before.
 
-    Args:
-        hf_folder: config.json and tokenizer; weights too when `weights` is None.
-        config: `policy.generation.vllm_cfg`.
-        weights: Hugging Face-named; the folder then needs no weight files. An offer is taken up, and read at the
-            first `update_weights`.
-        in_flight_updates: weights may change while sequences run. The version of every token follows from how long
-            each sample was at each change; an engine in another process is asked to sample ahead, so that of one
-            token a sample may be of the version before.
-        recompute_kv_cache: drop the KV cache of running sequences on every weight update, so that they are prefilled
-            again under the new weights (`grpo.async_grpo.recompute_kv_cache_after_weight_updates`).
-        shares_device: a policy trains on the same GPU: between generations vLLM sleeps (`finish_generation`).
-        record_routed_experts: return with each completion the experts that its tokens went through.
-        options: further arguments of vLLM's EngineArgs (`policy.generation.vllm_kwargs`).
-
-    Raises UnsupportedError when vLLM cannot do here what is asked of it; and, from `submit`, `step` and
-    `update_weights` as well, WorkerLostError when a process of the engine's died or does not answer.
+    The folder needs no weight files where `weights` come; an offer of them is read at the first `update_weights`. With
+    `in_flight_updates` they may change while sequences run: the version of every token follows from how long each
+    sample was at each change; an engine in another process samples ahead, so that one token may be of the version
+    before. UnsupportedError when vLLM cannot do here what is asked of it; from every method WorkerLostError when a
+    process of the engine's died or does not answer.
     """
 
     def __init__(
@@ -94,8 +82,6 @@ class VllmGenerator:
         self._finished: list[Completion] = []
         self._asleep: set[str] = set()
         """What sleeps: `weights`, `kv_cache`."""
-        self._frozen_of: object = None
-        """Whose frozen weights an engine of this process has, where adapters alone are trained."""
         self._recompute = recompute_kv_cache
         self._in_flight = in_flight_updates
         self._max_total_length = max_total_length
@@ -130,19 +116,14 @@ class VllmGenerator:
         """Queue a request. EngineError when the prompt leaves no room for a token."""
         from vllm.inputs import TokensPrompt
 
-        if not request.prompt_ids or len(request.prompt_ids) >= self._max_total_length:
-            raise EngineError(
-                "the prompt leaves no room for a token",
-                where=f"request {request.request_id}",
-                expected=f"1 to {self._max_total_length - 1} tokens",
-                found=str(len(request.prompt_ids)),
-            )
+        room = self._max_total_length - len(request.prompt_ids)
+        if not request.prompt_ids or room < 1:
+            raise EngineError("the prompt leaves no room for a token", where=f"request {request.request_id}")
         if "weights" in self._asleep:
             raise EngineError("the generator sleeps until it is given weights", where=f"request {request.request_id}")
         if self._asleep:
             call(self._engine, lambda: self._engine.wake_up(["kv_cache"]), WAKE_SECONDS)
             self._asleep.clear()
-        room = self._max_total_length - len(request.prompt_ids)
         params = _sampling_params(request.params, room)
         seed = request.params.seed if self._seed_requests else None
         # vLLM drops no cached prefix while any request runs: the salt keeps those of older weights from being found.
@@ -245,16 +226,11 @@ class VllmGenerator:
         if "weights" in self._asleep:
             call(self._engine, lambda: self._engine.wake_up(["weights"]), WAKE_SECONDS)
             self._asleep.discard("weights")
-        if isinstance(weights, AdaptedWeights) and (self._sleeps or not weights.whole_modules):
-            weights = weights.whole()  # asleep it has forgotten the frozen ones
         if self._to_workers is not None:
             moved = self._to_workers.load(weights)
         else:
             assert not isinstance(weights, ChannelHandles), "only processes of their own take up offers"
-            moved = hand_over(self._engine, after(weights, self._frozen_of))
-            if isinstance(weights, AdaptedWeights):
-                moved = weights.bytes if self._frozen_of is weights.source else moved
-                self._frozen_of = weights.source
+            moved = hand_over(self._engine, weights)
         if self._own_process and self._sequences:
             # Its answer to the update came after all that it had sampled before.
             arrived = self._engine.engine_core.outputs_queue
@@ -306,11 +282,8 @@ def _sampling_params(params: SamplingParams, room: int, *, seed: int | None = No
 
 def recorded_experts(sample: Any, mixtures: Sequence[int], fed: int) -> npt.NDArray[np.int16]:
     """int16 [fed, mixtures, k] of vLLM's CompletionOutput, -1 for last tokens of which it says nothing; what it
-    recorded beyond the `fed` tokens, of tokens that it sampled and took back, is dropped.
-
-    EngineError when nothing was recorded, or fewer layers than `mixtures`; or a token has an expert twice, which is how
-    vLLM's buffers look where a kernel routes by itself and nothing was recorded.
-    """
+    recorded of tokens that it sampled and took back is dropped. A token that has an expert twice is how vLLM's buffers
+    look where a kernel routes by itself and nothing was recorded."""
     record = sample.routed_experts
     if record is None or record.ndim != 3 or record.shape[1] <= mixtures[-1]:
         raise EngineError(

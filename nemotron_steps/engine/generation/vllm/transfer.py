@@ -2,7 +2,7 @@
 
     the engine is here      so is its one worker: `InProcessTransfer` is given the policy's tensors by reference
     workers are elsewhere   each takes up an offer of the policy's ranks (weight_sync), or of this process: by CUDA IPC,
-                            and on CPU a shared-memory segment
+                            and on CPU by gloo
 
 What runs inside the workers is worker.py.
 """
@@ -14,20 +14,16 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch.storage import TypedStorage, UntypedStorage
 
-from nemotron_steps.engine.policy.lora import AdaptedWeights
-from nemotron_steps.engine.weight_sync.plan import Bucket, Entry, WeightPlan
-from nemotron_steps.engine.weight_sync.shared_memory import SegmentWriter
-from nemotron_steps.engine.weight_sync.streams import StreamHandle, StreamSender
-from nemotron_steps.engine.weight_sync.transport_handle import SHARED_MEMORY, STREAM, ChannelHandles, TransportHandle
-from nemotron_steps.engine.workers.rendezvous import serve_store
+from nemotron_steps.engine.weight_sync.transfer import Bucket, ChannelHandles, Entry, Offer, StreamSender, WeightPlan
+from nemotron_steps.engine.workers.workers import serve_store
 from nemotron_steps.errors import RESUME, WorkerLostError
 from nemotron_steps.waiting import waiting
 
@@ -76,47 +72,22 @@ class WorkersTransfer:
     def __init__(self, engine: Any, workers: int, *, own_process: bool) -> None:
         self._engine, self._workers, self._own_process, self._loaded = engine, workers, own_process, False
         self._local: _LocalSender | None = None
-        self._adapters: _LocalSender | None = None  # where adapters alone are trained, beside the frozen weights
-        self._frozen_of: object = None
 
     def load(self, weights: Weights | ChannelHandles) -> int:
         """Load Hugging Face-named weights in one call of the workers, between two of which a scheduler in another
         process would sample; every worker keeps its shard. Returns the bytes received, over all workers.
         WorkerLostError when one died, or did not answer within FIRST_SECONDS or LATER_SECONDS."""
-        if isinstance(weights, ChannelHandles):
-            self._call("load_offered", channel=weights.channel)
-            self._loaded = True
-            return weights.bytes
-        if not isinstance(weights, AdaptedWeights):
+        offered, sending = weights, nullcontext()
+        if not isinstance(weights, ChannelHandles):
             if self._local is None:
                 weights = list(weights)  # read once for the plan, once to send
-                self._local = self._open(weights)
-            return self._send(self._local, iter(weights))
-        # Both channels are open before the first is used: the workers keep what adapters are added to.
-        moved = 0
-        if self._adapters is None:
-            self._adapters = self._open(list(weights.adapters()))
-        if self._frozen_of is not weights.source:
-            if self._local is None:
-                self._local = self._open(list(weights.frozen()))
-            moved = self._send(self._local, weights.frozen())
-            self._frozen_of = weights.source
-        return moved + self._send(self._adapters, weights.adapters())
-
-    def _open(self, weights: list[tuple[str, torch.Tensor]]) -> _LocalSender:
-        sender = _LocalSender(WeightPlan.of(weights), self._workers, weights[0][1].device)
-        try:
-            self.open_channel(sender.offered)
-        finally:
-            if sender.segment is not None:  # every worker has mapped it: under a name it would outlive every process
-                sender.segment.unlink()
-        return sender
-
-    def _send(self, sender: _LocalSender, weights: Iterator[tuple[str, torch.Tensor]]) -> int:
-        with sender.sending(weights):
-            self._call("load_offered", channel=sender.offered.channel)
+                self._local = _LocalSender(WeightPlan.of(weights), self._workers, weights[0][1].device)
+                self.open_channel(self._local.offered)
+            offered, sending = self._local.offered, self._local.sending(iter(weights))
+        with sending:
+            self._call("load_offered", channel=offered.channel)
         self._loaded = True
-        return sender.offered.bytes
+        return offered.bytes
 
     def open_channel(self, offered: ChannelHandles) -> None:
         """Open a channel in every worker; `load` reads from it. WorkerLostError as `load`."""
@@ -151,35 +122,26 @@ class _LocalSender:
     def __init__(self, plan: WeightPlan, workers: int, device: torch.device) -> None:
         channel = uuid.uuid4().hex
         names = [f"{channel}/{number}" for number in range(workers)]
-        self.segment: SegmentWriter | None = None
-        self._stream: StreamSender | None = None
-        if device.type == "cpu":
-            self.segment = SegmentWriter(plan)
-            offers = [TransportHandle(SHARED_MEMORY, (plan, self.segment.path))] * workers
-        else:
-            self._store, port = serve_store(_LOOPBACK)
-            self._stream = StreamSender(plan, self._store, channel, ipc=names, broadcast=(), device=device)
-            offer = self._stream.offer()
-            offers = [TransportHandle(STREAM, offer, (_LOOPBACK, port), name) for name in names]
+        self._store, port = serve_store(_LOOPBACK)
+        shared, broadcast = ([], names) if device.type == "cpu" else (names, [])
+        self._stream = StreamSender(plan, self._store, channel, ipc=shared, broadcast=broadcast, device=device)
+        offer = replace(self._stream.offer(), address=(_LOOPBACK, port))
+        places = [(1 + number, 1 + workers) if broadcast else None for number in range(workers)]
+        offers = [replace(offer, name=name, place=place) for name, place in zip(names, places, strict=True)]
         self.offered = ChannelHandles(channel, tuple(offers))
 
     @contextmanager
     def sending(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[None]:
         """Send while the block has the workers receive. What stops the sender is raised, not what that causes."""
-        if self.segment is not None:
-            self.segment.write(weights)
-            yield
-            return
-        assert self._stream is not None
         problem: list[BaseException] = []
 
-        def send(stream: StreamSender) -> None:
+        def send() -> None:
             try:
-                stream.send(weights)
+                self._stream.send(weights)
             except BaseException as error:
                 problem.append(error)
 
-        sender = threading.Thread(target=send, args=(self._stream,), name="weights to vLLM", daemon=True)
+        sender = threading.Thread(target=send, name="weights to vLLM", daemon=True)
         sender.start()
         try:
             yield
@@ -216,16 +178,13 @@ def call(llm: Any, function: Callable[[], Answer], seconds: float) -> Answer:
     threading.Thread(target=run, name="call of vLLM", daemon=True).start()
     waited = 0.0
     with waiting("an answer of the vLLM engine", seconds):
-        while waited < seconds:
-            try:
-                return answer.result(timeout=LOOK_SECONDS)
-            except TimeoutError:
-                if answer.done():
-                    return answer.result()
-                if is_dead(llm):
-                    raise lost_engine("it ended while it was asked for something") from None
+        while not wait([answer], LOOK_SECONDS).done:
             waited += LOOK_SECONDS
-    raise lost_engine(f"it has not answered for {seconds:.0f} s")
+            if is_dead(llm):
+                raise lost_engine("it ended while it was asked for something")
+            if waited >= seconds:
+                raise lost_engine(f"it has not answered for {seconds:.0f} s")
+    return answer.result()
 
 
 def is_dead(llm: Any) -> bool:
@@ -270,7 +229,7 @@ def lost_worker(engine: Any, error: Exception) -> WorkerLostError | None:
     )
 
 
-_CLASSES = (TransportHandle, StreamHandle, WeightPlan, Bucket, Entry, torch.Tensor, TypedStorage, UntypedStorage)
+_CLASSES = (Offer, WeightPlan, Bucket, Entry, torch.Tensor, TypedStorage, UntypedStorage)
 """What handles of weights are made of; a CUDA IPC handle names the last three."""
 _BY_NAME = {kind.__name__: kind for kind in _CLASSES}
 

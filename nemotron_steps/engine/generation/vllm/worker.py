@@ -10,7 +10,6 @@ does not after loading. The driver's side is transfer.py. Imports vLLM: not for 
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,12 +19,12 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from nemotron_steps.engine.generation.vllm.transfer import HANDED_OVER, IN_PROCESS, OFFERED, from_plain
-from nemotron_steps.engine.workers.lifetime import end_with_parent
+from nemotron_steps.engine.workers.workers import end_with_parent
 
 if TYPE_CHECKING:
     import torch
 
-    from nemotron_steps.engine.weight_sync.endpoints import ReceivingEndpoint
+    from nemotron_steps.engine.weight_sync.transfer import StreamReceiver
 
 
 @dataclass
@@ -70,15 +69,9 @@ class _LayerwiseTransfer(WeightTransferEngine):  # type: ignore[misc,type-arg]
 
     def finish_weight_update(self) -> None:
         """Process layers that are still open."""
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, layerwise
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
-        # It warns of every layer that was not loaded, and keeps what that has: where adapters alone change, most.
-        level = layerwise.logger.level
-        layerwise.logger.setLevel(logging.ERROR)
-        try:
-            finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
-        finally:
-            layerwise.logger.setLevel(level)
+        finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
         for method, kernel in self._kernels:
             if method.moe_kernel is None:
                 method.moe_kernel = kernel
@@ -129,17 +122,14 @@ class OfferedTransfer(_LayerwiseTransfer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _end_with_ours()
-        from nemotron_steps.engine.weight_sync.endpoints import FrozenWeights
-
-        self._ends: dict[str, ReceivingEndpoint] = {}
-        self._frozen = FrozenWeights()
+        self._ends: dict[str, StreamReceiver] = {}
 
     def init_transfer_engine(self, init_info: Opening) -> None:
         """Take up this worker's offer."""
-        from nemotron_steps.engine.weight_sync.endpoints import ReceivingEndpoint
+        from nemotron_steps.engine.weight_sync.transfer import StreamReceiver
 
         offered = from_plain(init_info.handles[self.parallel_config.rank])
-        self._ends[init_info.channel] = ReceivingEndpoint(offered, self._frozen)
+        self._ends[init_info.channel] = StreamReceiver.of(offered)
 
     def receive_weights(self, update_info: Channel, *_: Any) -> None:
         """Read one transfer to its end; every layer keeps its shard."""

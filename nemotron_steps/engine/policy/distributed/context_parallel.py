@@ -1,8 +1,6 @@
-"""Exchanges of heads between ranks, and context parallelism: each rank computes a share of the tokens.
-
-For attention tokens are exchanged for heads (DeepSpeed Ulysses, arXiv 2309.14509), and back. Fewer key-value heads
-than ranks are sent to several ranks; fewer query heads part the queries (docs/internals/more_ranks_than_heads.md).
-"""
+"""Exchanges of heads between ranks, and context parallelism: each rank computes a share of the tokens. For attention
+tokens are exchanged for heads (DeepSpeed Ulysses, arXiv 2309.14509), and back. Fewer key-value heads than ranks are
+sent to several ranks; fewer query heads part the queries (docs/internals/more_ranks_than_heads.md)."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nemotron_steps.engine.kernels.varlen import Range, size
+from nemotron_steps.engine.policy.token_layout import Range, size
 
 
 @dataclass(frozen=True)
@@ -90,10 +88,8 @@ def _send(
 
 @cache
 def columns(heads: int, key_value_heads: int, head_dim: int, ranks: int, rank: int) -> Exchange:
-    """Which columns of linear_qkv's product go where, under more tensor-parallel ranks than key-value heads.
-
-    What a rank then has is [T, (heads / ranks + 2) · head_dim].
-    """
+    """Which columns of linear_qkv's product go where, under more tensor-parallel ranks than key-value heads. What a
+    rank then has is [T, (heads / ranks + 2) · head_dim]."""
     width = (heads + 2 * key_value_heads) * head_dim // ranks
     queries, sharing = heads // ranks * head_dim, ranks // key_value_heads
 

@@ -1,8 +1,9 @@
-"""The parallel layout of a policy."""
+"""The parallel layout of a policy, its process groups, and how micro-batches move through pipeline stages."""
 
 from __future__ import annotations
 
-import json
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,6 +124,7 @@ class Groups:
         self.pipeline, self.stage, self.stages = _placed(state.get_pipeline_model_parallel_group())
         self.expert, self.expert_rank, self.expert_size = _placed(state.get_expert_model_parallel_group())
         self.expert_gradient, self.expert_gradient_rank, _ = _placed(state.get_expert_data_parallel_group())
+        self.sizes = self.tensor_size, self.stages, self.context_size
         self.gradient: dist.ProcessGroup = state.get_data_parallel_group(with_context_parallel=True)
         self.model: dist.ProcessGroup = state.get_model_parallel_group()
         self.embedding: dist.ProcessGroup = state.get_embedding_group(check_initialized=False)
@@ -138,25 +140,98 @@ class Groups:
         """Whether this rank computes the loss."""
         return self.stage == self.stages - 1
 
-    def barrier(self) -> None:
-        """Wait for every rank."""
-        if dist.get_world_size() > 1:
-            dist.barrier()
-
     def from_last_stage(self, value: Any) -> Any:
-        """A JSON-serialisable value of the last pipeline stage, on every stage. Collective."""
+        """A value of the last pipeline stage, on every stage. Collective."""
         if self.stages == 1:
             return value
+        values = [value]
         source = dist.get_process_group_ranks(self.pipeline)[-1]
-        text = json.dumps(value).encode() if self.is_last_stage else b""
-        length = torch.tensor([len(text)], device=device())
-        dist.broadcast(length, source, group=self.pipeline)
-        content = torch.zeros(int(length), dtype=torch.uint8, device=device())
-        if self.is_last_stage:
-            content.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        dist.broadcast(content, source, group=self.pipeline)
-        return json.loads(content.cpu().numpy().tobytes())
+        dist.broadcast_object_list(values, source, group=self.pipeline, device=device())
+        return values[0]
 
 
 def _placed(group: dist.ProcessGroup) -> tuple[dist.ProcessGroup, int, int]:
     return group, dist.get_rank(group), dist.get_world_size(group)
+
+
+Forward = Callable[[int, Tensor | None], Tensor]
+"""(micro-batch, received hidden states) → those to send on; on the last stage the loss."""
+Shape = Callable[[int], tuple[int, ...]]
+"""Shape of the hidden states of a micro-batch between stages."""
+
+
+class Pipeline:
+    """This rank's stage: one forward, one backward (PipeDream-flush, arXiv 2006.09503). Every stage plans the same
+    micro-batches, so shapes are never sent."""
+
+    def __init__(self, groups: Groups, dtype: torch.dtype, device: torch.device) -> None:
+        self._groups, self._dtype, self._device = groups, dtype, device
+        ranks = dist.get_process_group_ranks(groups.pipeline)
+        self._before = None if groups.is_first_stage else ranks[groups.stage - 1]
+        self._after = None if groups.is_last_stage else ranks[groups.stage + 1]
+
+    def infer(self, count: int, forward: Forward, shape: Shape) -> None:
+        """Forward only. Call without gradients."""
+        for number in range(count):
+            (received,) = self._exchange(receive=[(self._before, shape(number))])
+            out = forward(number, received)
+            self._exchange(send=[(self._after, out)])
+
+    def train(self, count: int, forward: Forward, shape: Shape) -> None:
+        """Forward and backward of every micro-batch; gradients accumulate in the parameters."""
+        if self._groups.stages == 1:
+            for number in range(count):
+                forward(number, None).backward()
+            return
+        in_flight: deque[tuple[int, Tensor | None, Tensor]] = deque()
+        ahead = min(self._groups.stages - self._groups.stage - 1, count)
+
+        def run(number: int, received: Tensor | None) -> Tensor:
+            if received is not None:
+                received.requires_grad_()
+            out = forward(number, received)
+            in_flight.append((number, received, out))
+            return out
+
+        def back(gradient: Tensor | None) -> Tensor | None:
+            _, received, out = in_flight.popleft()
+            torch.autograd.backward(out, gradient)
+            return None if received is None else received.grad
+
+        for number in range(ahead):
+            (received,) = self._exchange(receive=[(self._before, shape(number))])
+            self._exchange(send=[(self._after, run(number, received))])
+        received = None
+        if ahead < count:
+            (received,) = self._exchange(receive=[(self._before, shape(ahead))])
+        for number in range(ahead, count):
+            out = run(number, received)
+            (gradient,) = self._exchange(send=[(self._after, out)], receive=[(self._after, shape(in_flight[0][0]))])
+            gradient = back(gradient)
+            coming = [(self._before, shape(number + 1))] if number + 1 < count else []
+            arrived = self._exchange(send=[(self._before, gradient)], receive=coming)
+            received = arrived[0] if arrived else None
+        while in_flight:
+            (gradient,) = self._exchange(receive=[(self._after, shape(in_flight[0][0]))])
+            self._exchange(send=[(self._before, back(gradient))])
+
+    def _exchange(
+        self,
+        send: list[tuple[int | None, Tensor | None]] | None = None,
+        receive: list[tuple[int | None, tuple[int, ...]]] | None = None,
+    ) -> list[Tensor | None]:
+        """Send and receive at once, or neighbours would wait for each other."""
+        operations: list[dist.P2POp] = []
+        buffers: list[Tensor | None] = []
+        for peer, tensor in send or []:
+            if peer is not None and tensor is not None:
+                operations.append(dist.P2POp(dist.isend, tensor.detach().contiguous(), peer, self._groups.pipeline))
+        for peer, shape in receive or []:
+            buffer = None if peer is None else torch.empty(shape, dtype=self._dtype, device=self._device)
+            if buffer is not None:
+                operations.append(dist.P2POp(dist.irecv, buffer, peer, self._groups.pipeline))
+            buffers.append(buffer)
+        if operations:
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+        return buffers

@@ -1,7 +1,6 @@
 """Which part of each parameter a rank holds, and whole tensors from all ranks."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +10,10 @@ from torch import Tensor
 
 from nemotron_steps.config.layout.parallel_config import stage_layers
 from nemotron_steps.engine.policy.distributed.parallel_dims import Groups, device
-from nemotron_steps.engine.policy.lora import AdaptedWeights
 from nemotron_steps.engine.policy.model import PolicyModel
 from nemotron_steps.engine.policy.optimizer import ClipGroup
 from nemotron_steps.engine.policy.param_and_grad_buffer import Kind, ParameterBuffer
-from nemotron_steps.models.adapters import hf_weight, low_rank_sum, peft_name, whole_modules
+from nemotron_steps.models.adapters import hf_weight, low_rank_sum, peft_name
 from nemotron_steps.models.mapping import Parameter, megatron_shape, of_mtp, parameters, shard, split, unshard
 from nemotron_steps.models.megatron_checkpoint import Place, join, sharded_tensors
 
@@ -112,24 +110,10 @@ class ModelShards:
         count = self.architecture.num_experts // self.layout.expert
         return slice(self.groups.expert_rank * count, (self.groups.expert_rank + 1) * count)
 
-    def adapted_weights(self) -> AdaptedWeights:
-        """Those that generate, of a model with adapters. Every iteration is collective."""
-        return AdaptedWeights(
-            self,
-            whole=partial(self.hf_tensors, with_mtp=False),
-            changed=partial(self.bases, adapted=True),
-            frozen=partial(self.hf_tensors, with_mtp=False, adapted=False),
-            adapters=self._adapter_halves,
-            whole_modules=whole_modules(
-                {name for pair in self.adapters for name in pair.base.hf_names},
-                {name for parameter in self._of_the_model for name in parameter.hf_names},
-            ),
-        )
-
-    def hf_tensors(self, *, with_mtp: bool = True, adapted: bool = True) -> Iterator[tuple[str, Tensor]]:
+    def hf_tensors(self, *, with_mtp: bool = True) -> Iterator[tuple[str, Tensor]]:
         """Hugging Face-named whole tensors, one at a time, views of live weights where possible. Collective."""
         for parameter in self.parameters if with_mtp else self._of_the_model:
-            yield from split(parameter, self._whole(parameter, adapted=adapted), self.architecture)
+            yield from split(parameter, self._whole(parameter), self.architecture)
 
     def adapter_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """PEFT-named whole tensors of the adapters, one at a time, A before B of each projection. Collective."""
@@ -138,18 +122,6 @@ class ModelShards:
             for name, rows in split(pair.linear_out, self._whole(pair.linear_out), self.architecture):
                 yield peft_name(hf_weight(name), "A"), linear_in
                 yield name, rows
-
-    def bases(self, *, adapted: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """Hugging Face-named whole tensors that adapters are added to, with or without those. Collective."""
-        for pair in self.adapters:
-            yield from split(pair.base, self._whole(pair.base, adapted=adapted), self.architecture)
-
-    def _adapter_halves(self) -> Iterator[tuple[str, Tensor]]:
-        """As `FrozenWeights.through` takes them. B in float32, so that its scale rounds nothing."""
-        for pair in self.adapters:
-            yield pair.linear_in.hf_names[0], self._whole(pair.linear_in)
-            scaled = self._whole(pair.linear_out).float() * self.model.adapter_scale
-            yield from split(pair.linear_out, scaled, self.architecture)
 
     def current(self, name: str, tensor: Tensor) -> Tensor:
         """This rank's part of a weight, its adapter added where it has one."""

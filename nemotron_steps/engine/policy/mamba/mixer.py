@@ -9,22 +9,20 @@ Under tensor parallelism a rank has its share of every part; under context paral
 heads before the convolution. The gate and the norm stay with the tokens, so norms may span heads of several ranks.
 """
 
-from __future__ import annotations
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nemotron_steps.engine.kernels.varlen import Range
 from nemotron_steps.engine.policy.distributed.context_parallel import Exchange, spread, to_tokens
 from nemotron_steps.engine.policy.distributed.parallel_dims import device
 from nemotron_steps.engine.policy.layers import column_linear, row_linear
 from nemotron_steps.engine.policy.mamba.libraries import library_for
-from nemotron_steps.engine.policy.mamba.scan import conv, scan, time_steps
-from nemotron_steps.engine.policy.mamba.segments import runs_of
+from nemotron_steps.engine.policy.mamba.scan import Runs, conv, scan, time_steps
+from nemotron_steps.engine.policy.token_layout import Range, TokenLayout
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.megatron_core import load_megatron_core
 
@@ -33,18 +31,11 @@ load_megatron_core()
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear  # noqa: E402
 
-if TYPE_CHECKING:
-    from nemotron_steps.engine.policy.token_layout import TokenLayout
-
 
 def gated_norm(y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
     """Gate y [T, W], then norm each of its groups."""
-    run = library_for("norm", y, _plain, y.shape[1], groups) or _plain
+    run = library_for("norm", y) or _GatedNorm.apply
     return run(y, gate, weight, groups, eps)
-
-
-def _plain(y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
-    return _GatedNorm.apply(y, gate, weight, groups, eps)
 
 
 class _GatedNorm(torch.autograd.Function):
@@ -113,7 +104,14 @@ class MambaMixer(torch.nn.Module):
         return row_linear(self.out_proj, gated_norm(y, gate, self.norm.weight, self.groups, self.eps)[:, None])
 
     def _recur(self, rest: Tensor, layout: TokenLayout, rank: int, ranks: int) -> Tensor:
-        runs = runs_of(layout)
+        if layout.runs is None:  # once for all layers
+            layout.runs = Runs(
+                layout.lengths.numpy(),
+                np.repeat(np.arange(layout.whole.rows), np.diff(layout.first_suffix.numpy())),
+                padding=layout.padding,
+                device=layout.token_ids.device,
+            )
+        runs = layout.runs
         weight: Tensor = self.conv1d.weight
         bias: Tensor | None = self.conv1d.bias
         dt_bias, a_log, d = (tensor.view(-1) for tensor in (self.dt_bias, self.A_log, self.D))

@@ -22,8 +22,3 @@ for (const svg of document.querySelectorAll("svg.curve[data-points]")) {
     shown.textContent = last;
   });
 }
-document.getElementById("theme").addEventListener("click", () => {
-  const root = document.documentElement;
-  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = dark ? "light" : "dark";
-});

@@ -27,7 +27,6 @@ class BlendEntry(Section):
     weight: PositiveFloat = 1.0
     """1 takes every row once, less that share of them, more repeats rows in training."""
     text_field: str | None = None
-    """What a blend for pre-training tokenises; rows of chats and prompts are whole."""
 
 
 class _BlendFile(Section):
@@ -92,15 +91,13 @@ def read_blend(path: str) -> Blend:
                     found=json.dumps(name),
                     hints=(f"grep -n {shlex.quote(json.dumps(name))} {shlex.quote(path)}   # where it stands",),
                 )
-        found[split] = [entry.model_copy(update={"path": _resolved(entry.path, file.parent)}) for entry in entries]
+        found[split] = []
+        for entry in entries:
+            path, beside = entry.path, file.parent / entry.path
+            on_hub = hub_name(path) is not None and not beside.exists()
+            elsewhere = "://" in path or Path(path).expanduser().is_absolute() or on_hub
+            found[split].append(entry if elsewhere else entry.model_copy(update={"path": str(beside)}))
     return found
-
-
-def _resolved(path: str, folder: Path) -> str:
-    if "://" in path or Path(path).expanduser().is_absolute():
-        return path
-    beside = folder / path
-    return path if hub_name(path) is not None and not beside.exists() else str(beside)
 
 
 def of_config(values: Mapping[str, Any]) -> dict[str, list[Any]]:

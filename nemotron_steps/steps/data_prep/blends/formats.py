@@ -1,7 +1,4 @@
-"""The rows of a part of a file, one at a time, as lines: a row that is not changed stays as it is byte for byte.
-
-Nothing here holds more than one row, or one batch of a columnar file.
-"""
+"""The rows of a part of a file, one at a time, as lines: a row that is not changed stays as it is byte for byte."""
 
 import csv
 import gzip
@@ -23,7 +20,6 @@ from nemotron_steps.steps.data_prep.blends.sources import DataFile, is_missing, 
 PART_BYTES = 32 << 20
 """Bytes of a JSON Lines file that one worker reads at a time."""
 _BATCH = 256
-"""Rows of a columnar file that are in memory as Python objects."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -156,8 +152,6 @@ def _pyarrow() -> Any:
     except ImportError as error:
         raise UnsupportedError(
             "Parquet files, and folders that `datasets` saved, need pyarrow",
-            expected="pyarrow",
-            found="not installed",
             hints=("pip install 'nemotron-steps[data]'",),
         ) from error
     return pyarrow

@@ -1,25 +1,17 @@
 """Rows of public blends that only point to a question of DAPO-Math-17k or Skywork-OR1-RL-Data, filled in:
-`{"_hf_placeholder": {"row": n, "question_template": ...}, "dataset": ...}`.
-
-The questions are put in a table on disk when the first placeholder is met.
+`{"_hf_placeholder": {"row": n, "question_template": ...}, "dataset": ...}`. Published copies repeat 17 thousand
+questions a hundred times; each is in memory once.
 """
 
-import errno
-import fcntl
 import json
-import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.files import storage_errors
 from nemotron_steps.errors import ConfigError, DataError, show_line
 from nemotron_steps.rows.lines import Row, parse_row
 from nemotron_steps.steps.data_prep.blends.formats import lines_of, parts_of
 from nemotron_steps.steps.data_prep.blends.sources import data_files
-from nemotron_steps.waiting import waiting
 
 PLACEHOLDER = "_hf_placeholder"
 _SPLITS = {"dapo": "train", "skywork": "math"}
@@ -28,15 +20,12 @@ _SPLITS = {"dapo": "train", "skywork": "math"}
 
 @dataclass
 class PlaceholderFiller:
-    """Fills rows. One in each process: it can be pickled as long as it filled none.
-
-    Where the questions are, a folder with copies of hub data sets, and a folder for the tables.
-    """
+    """Fills rows, given where the questions are, and a folder with copies of hub data sets. One in each process."""
 
     sources: Mapping[str, str]
     mirror: str | None
-    folder: str
-    _tables: dict[str, sqlite3.Connection] = field(default_factory=dict, init=False)
+    _entries: dict[str, list[tuple[str, str]]] = field(default_factory=dict, init=False)
+    """Word of `_SPLITS` → question and answer, the latter as JSON, of each row."""
 
     def fill(self, row: Row, where: str) -> Row:
         """The row with question, answer and prompt in it."""
@@ -46,10 +35,11 @@ class PlaceholderFiller:
         kind = next((each for each in _SPLITS if each in str(row.get("dataset", "")).lower()), None)
         if kind is None:
             raise _refused("the placeholder names an unknown data set", where, "dataset", row.get("dataset"))
-        found = self._table(kind).execute("SELECT question, answer FROM rows WHERE number = ?", (pointer["row"],))
-        entry = found.fetchone()
-        if entry is None:
+        if kind not in self._entries:
+            self._entries[kind] = self._read(kind)
+        if pointer["row"] >= len(self._entries[kind]):
             raise _refused(f"the placeholder names no row of {kind}", where, f"{PLACEHOLDER}.row", pointer)
+        entry = self._entries[kind][pointer["row"]]
         template = pointer.get("question_template")
         question = _dapo(entry[0], template) if kind == "dapo" else _skywork(entry[0], template)
         if question is None:
@@ -67,61 +57,31 @@ class PlaceholderFiller:
         }
         return {**filled, "question": question, "expected_answer": answer}
 
-    def _table(self, kind: str) -> sqlite3.Connection:
-        if kind not in self._tables:
-            path = Path(self.folder) / f"{kind}.sqlite"
-            if not path.is_file():
-                self._make_table(kind, path)
-            self._tables[kind] = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
-        return self._tables[kind]
-
-    def _make_table(self, kind: str, path: Path) -> None:
-        """One process makes it, the others wait; it is there as a whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_suffix(".lock").open("w") as lock, storage_errors(path):
-            with waiting(f"another process to make {path}"):
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            if path.is_file():
-                return
-            unfinished = path.with_suffix(".unfinished")
-            unfinished.unlink(missing_ok=True)
-            try:
-                with closing(sqlite3.connect(unfinished)) as table:
-                    # Whatever a kill leaves is thrown away.
-                    table.execute("PRAGMA journal_mode = OFF")
-                    table.execute("CREATE TABLE rows (number INTEGER PRIMARY KEY, question TEXT, answer TEXT)")
-                    table.executemany("INSERT INTO rows VALUES (?, ?, ?)", self._questions(kind))
-                    table.commit()
-            except sqlite3.OperationalError as error:
-                if "full" in str(error):  # in words what others say in an errno
-                    raise OSError(errno.ENOSPC, str(error), str(path)) from error
-                raise
-            unfinished.replace(path)
-
-    def _questions(self, kind: str) -> Iterator[tuple[int, str, str]]:
+    def _read(self, kind: str) -> list[tuple[str, str]]:
         source = self.sources[kind]
         key = f"placeholders.{kind}"
+        distinct: dict[tuple[str, str], tuple[str, str]] = {}
+        entries = []
         try:
             files = data_files(source, key=key, split=_SPLITS[kind], mirror=self.mirror)
-            number = 0
             for part in (part for file in files for part in parts_of(file)):
-                for line_number, line in lines_of(part):
+                for number, line in lines_of(part):
                     if line.isspace():
                         continue
-                    row, _ = parse_row(line, f"{part.file.place}:{line_number}")
+                    row, _ = parse_row(line, f"{part.file.place}:{number}")
                     model = row.get("reward_model")
                     answer = model.get("ground_truth") if isinstance(model, dict) else None
-                    yield number, _question(row), json.dumps(answer)
-                    number += 1
+                    entry = (_question(row), json.dumps(answer))
+                    entries.append(distinct.setdefault(entry, entry))
         except DataError as error:
             # Not a row's fault: no row with such a placeholder could be used.
             raise ConfigError(
                 f"the blend has placeholders, and their source cannot be used: {error.what}",
                 where=key,
-                expected="a copy of the data set, or its name on the hub",
                 found=source if error.found is None else error.found,
                 hints=(f"{key}=FOLDER_OR_FILE", *error.hints),
             ) from error
+        return entries
 
 
 def unwrapped(stored: str) -> str | None:
@@ -146,7 +106,6 @@ def _question(row: Row) -> str:
     if not isinstance(text, str):
         raise DataError(
             "a row of the source has no question",
-            expected="prompt[0].content",
             found=str(prompt)[:60],
             hints=("placeholders.dapo=PATH placeholders.skywork=PATH   # copies in their published layout",),
         )

@@ -14,17 +14,14 @@ from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.runs.context import StepContext, Tracker
 from nemotron_steps.steps.data_prep.blends.blend_file import read_blend
 from nemotron_steps.steps.data_prep.blends.formats import parts_of
-from nemotron_steps.steps.data_prep.blends.shards import RowCounts, RowWork, Shard, ShardTask
+from nemotron_steps.steps.data_prep.blends.shards import RowCounts, RowWork, Shard, ShardTask, make_sample, make_shards
 from nemotron_steps.steps.data_prep.blends.sources import DataFile, data_files, hub_name, without_signature
 from nemotron_steps.steps.data_prep.blends.splits import FILES, DataSet, Split, write_split_files
-from nemotron_steps.steps.data_prep.blends.workers import make_sample, make_shards
 
 ACCOUNTING = "accounting.json"
 REFUSALS = "refusals.ndjson"
 FEW = 0.5
 """Share of unusable rows up to which leaving them out is offered: above, it is the file that is not what was meant."""
-_TOLD = 10
-"""Refused rows that are reported as events, one by one; the file of refusals has them all."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +99,10 @@ def prepare(
         everything.add(counted)
         by_source[each.name] = counted.to_dict()
     refused, total = everything.refused.total(), everything.read - everything.left_out.total()
-    with storage_errors(folder):
-        if refused:
-            _write_refusals(data_sets, folder / REFUSALS, refused, tracker)
+    if refused:
+        with storage_errors(folder):
+            _write_refusals(data_sets, folder / REFUSALS)
+        tracker.event("rows_refused", count=refused, file=str(folder / REFUSALS))
     if refused > preparation.max_refused_share * total:
         raise _too_many(data_sets, refused, total, preparation.max_refused_share)
     sizes, rows = preparation.rows, sum(each.rows for each in data_sets)
@@ -117,15 +115,14 @@ def prepare(
     assert everything.balance() == 0  # no row is lost
     record: dict[str, Any] = {**everything.to_dict(), "splits": counts, "sources": by_source}
     write_atomic(folder / ACCOUNTING, to_json_bytes(record))
-    tracker.summary(
-        {
-            "rows_read": everything.read,
-            **({"rows_refused": everything.refused.total()} if everything.refused.total() else {}),
-            **({"rows_left_out": everything.left_out.total()} if everything.left_out else {}),
-            **({"rows_added": everything.added} if everything.added else {}),
-            **({"rows_unused": everything.unused} if everything.unused else {}),
-        }
-    )
+    told = {
+        "rows_read": everything.read,
+        "rows_refused": refused,
+        "rows_left_out": everything.left_out.total(),
+        "rows_added": everything.added,
+        "rows_unused": everything.unused,
+    }
+    tracker.summary({name: count for name, count in told.items() if count or name == "rows_read"})
     remove_tree(staging)
     return counts
 
@@ -158,25 +155,15 @@ def _shards(
     ]
 
 
-def _write_refusals(data_sets: Sequence[DataSet], path: Path, refused: int, tracker: Tracker) -> None:
-    """The refused rows of every shard in one file, lines counted from the beginning of their files."""
-    told = 0
+def _write_refusals(data_sets: Sequence[DataSet], path: Path) -> None:
     with path.open("w", encoding="utf-8") as out:
         for name, shard, offset in _in_order(data_sets):
-            if not shard.row_counts.refused.total():
+            if shard.first_refusal is None:
                 continue
-            with shard.refusals.open(encoding="utf-8") as lines:
-                for line in lines:
-                    record = json.loads(line)
-                    record = {"source": name, **record, "line": record["line"] + offset}
-                    out.write(json.dumps(record, ensure_ascii=False) + "\n")
-                    if told < _TOLD:
-                        told += 1
-                        field = f" field {record['field']}" if record["field"] else ""
-                        place = f"{shard.task.part.file.place}:{record['line']}{field}"
-                        tracker.event("row_refused", where=place, reason=record["reason"])
-    if refused > told:
-        tracker.event("rows_refused", more=refused - told, file=str(path))
+            for line in shard.task.path("refused").read_text(encoding="utf-8").splitlines():
+                record = json.loads(line)
+                record = {"source": name, **record, "line": record["line"] + offset}
+                out.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def _in_order(data_sets: Sequence[DataSet]) -> Iterator[tuple[str, Shard, int]]:

@@ -1,16 +1,14 @@
-"""What a source stands for: data files, on this machine, at an address that fsspec opens, or on the hub.
-
-Not for their rows: see `formats`.
-"""
+"""What a source stands for: data files, on this machine, at an address that fsspec opens, or on the hub."""
 
 import json
 import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
 from nemotron_steps.artifacts.models import MANIFEST_NAME
 from nemotron_steps.errors import DataError, RetryableError, StepsError, first_line
@@ -52,36 +50,26 @@ def hub_folder(name: HubName, key: str, suffixes: tuple[str, ...]) -> Path:
         patterns = [name.file, *(f"{name.file.rstrip('/')}/{pattern}" for pattern in patterns)]
     else:
         patterns += ["*.arrow", "*dataset_info.json", "*dataset_dict.json", "*state.json"]
-    where = f"{key} = {name.repository}"
+    where, repository = f"{key} = {name.repository}", name.repository
     mirror = "mirror=FOLDER   # with ORG/NAME folders in it, as `hf download --local-dir FOLDER/ORG/NAME` makes them"
     try:
-        with waiting(f"the hub to send {name.repository}"):
-            root = snapshot_download(
-                name.repository, repo_type="dataset", revision=name.revision, allow_patterns=patterns
-            )
+        with waiting(f"the hub to send {repository}"):
+            root = snapshot_download(repository, repo_type="dataset", revision=name.revision, allow_patterns=patterns)
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.GatedRepoError) as error:
-        raise DataError(
-            "the hub has no such data set, or none that this user may read",
-            where=where,
-            found=type(error).__name__,
-            hints=("hf auth login", mirror),
-        ) from error
+        what, hints = "the hub has no such data set, or none that this user may read", ("hf auth login", mirror)
+        raise DataError(what, where=where, found=type(error).__name__, hints=hints) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
         raise RetryableError(
             "the data set could not be fetched: the hub does not answer",
             where=where,
-            expected="a hub that can be reached from here, or a copy on this machine",
-            found=f"{type(error).__name__}: {(str(error).splitlines() or ['no answer'])[0]}",
+            found=f"{type(error).__name__}: {first_line(error)}",
             hints=(mirror, "export HF_ENDPOINT=https://YOUR_HUB"),
         ) from error
     folder = Path(root) / name.file
     if not folder.exists():
-        raise DataError(
-            f"the data set has no '{name.file}'",
-            where=where,
-            found=", ".join(sorted(path.name for path in Path(root).iterdir())[:8]) or "no data files",
-            hints=(f"input_path=hf://{name.repository}",),
-        )
+        there = ", ".join(sorted(path.name for path in Path(root).iterdir())[:8])
+        what, hint = f"the data set has no '{name.file}'", f"input_path=hf://{repository}"
+        raise DataError(what, where=where, found=there or "no data files", hints=(hint,))
     return folder
 
 
@@ -99,7 +87,6 @@ SUFFIXES: dict[str, Kind] = {
 }
 _MAGIC: dict[bytes, Kind] = {b"\x1f\x8b": "gzip", b"PAR1": "parquet"}
 _START = 64
-"""Bytes that tell it."""
 _SPLIT_NAMES = re.compile(r"train|training|validation|valid|val|dev|test|testing|eval|evaluation", re.IGNORECASE)
 _WORD = re.compile(r"[/._-]")
 
@@ -160,35 +147,26 @@ def _mirrored(name: HubName, key: str, mirror: str) -> Path:
     copy = Path(mirror).expanduser() / name.repository
     root = copy / name.file
     if not root.exists():
-        raise DataError(
-            f"the mirror has no copy of the data set {name.repository}",
-            where=key,
-            expected=str(root),
-            found="nothing there",
-            hints=(
-                f"hf download {name.repository} --repo-type dataset --local-dir {shlex.quote(str(copy))}",
-                "mirror=null",
-            ),
-        )
+        fetch = f"hf download {name.repository} --repo-type dataset --local-dir {shlex.quote(str(copy))}"
+        what = f"the mirror has no copy of the data set {name.repository}"
+        raise DataError(what, where=key, expected=str(root), found="nothing there", hints=(fetch, "mirror=null"))
     return root
 
 
 def _below(root: Path, key: str) -> list[DataFile]:
-    """The data files of a local file or folder."""
     if root.is_file():
         return [_local(root, root.name, _kind_of_file(root))]
+    saved = list(_saved(root))
+    if saved:
+        return [_local(file, file.relative_to(root).as_posix(), "arrow") for file in saved]
     files = []
-    if root.is_dir():
-        saved = list(_saved(root))
-        if saved:
-            return [_local(file, file.relative_to(root).as_posix(), "arrow") for file in saved]
-        for file in sorted(root.rglob("*")):
-            kind = _kind_of_name(file.name)
-            if kind is not None and file.is_file():
-                files.append(_local(file, file.relative_to(root).as_posix(), kind))
-        alone = [file for file in root.rglob("*.json") if file.name != MANIFEST_NAME]
-        if not files and len(alone) == 1:  # a list that was named by hand, in the home
-            files = [_local(alone[0], alone[0].name, _kind_of_file(alone[0]))]
+    for file in sorted(root.rglob("*")):
+        kind = _kind_of_name(file.name)
+        if kind is not None and file.is_file():
+            files.append(_local(file, file.relative_to(root).as_posix(), kind))
+    alone = [file for file in root.rglob("*.json") if file.name != MANIFEST_NAME]
+    if not files and len(alone) == 1:  # a list that was named by hand, in the home
+        files = [_local(alone[0], alone[0].name, _kind_of_file(alone[0]))]
     if not files:
         raise _nothing(str(root), key)
     return files
@@ -206,7 +184,6 @@ def _saved(root: Path) -> Iterator[Path]:
 
 
 def _remote(url: str, key: str) -> list[DataFile]:
-    """The data files at an address that fsspec opens."""
     import fsspec
 
     try:
@@ -227,7 +204,8 @@ def _remote(url: str, key: str) -> list[DataFile]:
             name = PurePosixPath(path).relative_to(root).as_posix() if path != root else PurePosixPath(plain).name
             kind = _kind_of_name(name)
             if kind is None and path == root:
-                kind = _kind_of_start(name, _start_of(file_system, path))
+                with suppress(IsADirectoryError), file_system.open(path, "rb") as opened:
+                    kind = _kind_of_start(name, bytes(opened.read(_START)))
             if kind is not None:
                 told = info if info.get("size") is not None else file_system.info(path)
                 if told["size"] is None:
@@ -239,7 +217,6 @@ def _remote(url: str, key: str) -> list[DataFile]:
         raise DataError(
             "the address cannot be opened",
             where=key,
-            expected="an address that fsspec knows",
             found=str(error),
             hints=("input_path=s3://BUCKET/FOLDER", "input_path=https://HOST/FILE.jsonl"),
         ) from error
@@ -269,24 +246,15 @@ def _behind(error: Exception) -> Exception:
 
 def unreachable(path: str, key: str, error: Exception) -> StepsError:
     """The error for a server that does not answer, or refuses."""
-    error = _behind(error)
+    error, where = _behind(error), f"{key} = {path}" if key else path
     refused = isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403)
     if refused or type(error).__name__ == "NoCredentialsError":  # botocore's
         copy = f"curl -fLO {shlex.quote(path)}   # with the credentials it asks for; then give the copy's path"
-        return DataError(
-            "the server does not let this user read the data",
-            where=f"{key} = {path}" if key else path,
-            expected="credentials in the environment, or a copy on this machine",
-            found=first_line(error),
-            hints=("export AWS_PROFILE=NAME",) if path.startswith("s3://") else (copy,),
-        )
-    return RetryableError(
-        "the data could not be fetched",
-        where=f"{key} = {path}" if key else path,
-        expected="a server that answers, or a copy on this machine",
-        found=f"{type(error).__name__}: {(str(error).splitlines() or ['no answer'])[0]}",
-        hints=("run the same command again: finished shards are kept",),
-    )
+        hint = "export AWS_PROFILE=NAME" if path.startswith("s3://") else copy
+        what = "the server does not let this user read the data"
+        return DataError(what, where=where, found=first_line(error), hints=(hint,))
+    found, hint = f"{type(error).__name__}: {first_line(error)}", "run the same command again: finished shards are kept"
+    return RetryableError("the data could not be fetched", where=where, found=found, hints=(hint,))
 
 
 def _has_words(name: str, words: str) -> bool:
@@ -298,7 +266,6 @@ def _none_of(what: str, wanted: str, files: Sequence[DataFile], key: str) -> Dat
     return DataError(
         f"the source has no {what} '{wanted}'",
         where=key,
-        expected=f"files with '{wanted}' in their names",
         found=", ".join(file.name for file in files[:8]) + (" ..." if len(files) > 8 else ""),
         hints=(f'"{what}": null   # in the blend file: every file that `found` names',),
     )
@@ -328,17 +295,7 @@ def _kind_of_file(path: Path) -> Kind:
         return _kind_of_start(path.name, file.read(_START))
 
 
-def _start_of(file_system: Any, path: str) -> bytes:
-    """The first bytes of a file at an address; none of what is a folder there."""
-    try:
-        with file_system.open(path, "rb") as file:
-            return bytes(file.read(_START))
-    except IsADirectoryError:
-        return b""
-
-
 def _kind_of_start(name: str, start: bytes) -> Kind:
-    """A file named by hand may have any name: its first bytes tell."""
     suffix = PurePosixPath(name).suffix.lower()
     start = start.lstrip()
     by_name: Kind = "csv" if suffix in (".csv", ".tsv") else "jsonl"

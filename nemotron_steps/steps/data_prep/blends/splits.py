@@ -1,9 +1,5 @@
-"""Shards to split files: the last rows are held out, the rest trains; data sets are mixed evenly.
-
-With several data sets each is spread evenly over the whole, so the held-out rows are a sample of all of them; rows that
-a weight above 1 repeats are repeated for training alone. The data sets that a blend lists for a split are mixed,
-weighted and repeated by themselves, and nothing is cut from the rest for it.
-"""
+"""Shards to split files: the last rows are held out, the rest trains; data sets are spread evenly over the whole. Data
+sets that a blend lists for a split are mixed by themselves."""
 
 import heapq
 import json
@@ -29,9 +25,7 @@ PROMPT_FILES: dict[Split, str] = {
     "validation": "val-split.jsonl",
     "heldout": "heldout.jsonl",
 }
-"""As the published preparations name them."""
 TOKENIZER_FOLDER = "tokenizer"
-"""Beside the splits, where they have a tokenizer of their own."""
 
 Item = TypeVar("Item")
 
@@ -61,10 +55,7 @@ def write_splits(folder: Path, names: Mapping[Split, str], splits: Mapping[Split
 def split_groups(
     groups: Iterable[Sequence[Item]], sizes: SplitRows, *, of: str, hints: Sequence[str] = ()
 ) -> dict[Split, list[Item]]:
-    """Whole groups in their order: validation and held-out rows first, the rest trains. `of`: what the items are.
-
-    Validation and held-out rows may be a few more than asked for, so that their last group stays whole.
-    """
+    """Whole groups: validation and held-out rows first, perhaps a few more than asked for; the rest trains."""
     splits: dict[Split, list[Item]] = {split: [] for split in SPLITS}
     wanted: dict[Split, int] = {"validation": sizes.validation, "heldout": sizes.heldout}
     for group in groups:
@@ -99,7 +90,7 @@ class DataSet:
     def lines(self) -> Iterator[bytes]:
         """Usable rows as lines."""
         for shard in self.shards:
-            with shard.rows.open("rb", buffering=1 << 20) as file:
+            with shard.task.path("rows").open("rb", buffering=1 << 20) as file:
                 yield from file
 
 
@@ -122,11 +113,7 @@ def places(total: int, sizes: SplitRows) -> dict[Split, range]:
 def write_split_files(
     data_sets: Sequence[DataSet], files: Mapping[Split, Path], sizes: SplitRows, counted: RowCounts
 ) -> dict[str, int]:
-    """Write one JSON Lines file for every split that has rows. Returns split → rows.
-
-    `sizes` are of the splits that have no data sets of their own. `counted` gets the rows that are repeated, unused
-    and written.
-    """
+    """Write the file of each split; `sizes` are of those without data sets of their own. Split → rows."""
     own: dict[Split, list[DataSet]] = {split: [d for d in data_sets if d.split == split] for split in SPLITS[1:]}
     to_cut = [each for each in data_sets if each.split in (None, "train")]
     nothing_cut = {str(split): 0 for split, given in own.items() if given}
@@ -134,7 +121,6 @@ def write_split_files(
     if counted.left_out and not total:
         raise DataError(
             "0 rows are too few for the splits: every one was left out",
-            expected="at least one row to train on",
             found="; ".join(f"{count}: {reason}" for reason, count in counted.left_out.most_common(3)),
             hints=[h for each in to_cut for s in each.shards[:1] for h in show_line(f"{s.task.part.file.place}:1")][:3],
         )
@@ -171,7 +157,6 @@ def write_split_files(
 
 
 def _evenly(data_sets: Sequence[DataSet]) -> Iterator[tuple[DataSet, int, bytes]]:
-    """(data set, number of its row, line): next is always the data set that is least far."""
     rows = [each.rows for each in data_sets]
     lines = [each.lines() for each in data_sets]
     heap = [(0.5 / count, which, 0) for which, count in enumerate(rows) if count]

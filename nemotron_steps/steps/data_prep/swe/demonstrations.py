@@ -16,7 +16,6 @@ from nemotron_steps.steps.data_prep.swe.mutations import Mutation
 from nemotron_steps.steps.data_prep.swe.packages import failing_test, made_up_tasks
 
 SAID = "Done."
-"""The turn that ends a demonstration."""
 SHORT = 80
 """Lines of a file that is looked at as a whole; of others, AROUND lines on each side of the fault."""
 AROUND = 20
@@ -77,8 +76,7 @@ def recorded_steps(issue: str, mutation: Mutation, agent: str) -> list[Row]:
 
 
 def _unique(lines: Sequence[str], number: int, right: str) -> tuple[str, str]:
-    """The least text with the line that occurs once, and the same with the line put right. Lines before it are added
-    as long as it occurs more often."""
+    """The least text with the line that occurs once, and the same with the line put right."""
     source, line = "\n".join(lines), lines[number - 1]
     bare = line.strip()
     if bare and source.count(bare) == 1:

@@ -1,7 +1,4 @@
-"""Mining: faults that a package's tests notice, each proven in the sandbox.
-
-A fault that no test notices, or that keeps the tests from ending, makes no task.
-"""
+"""Mining: faults that a package's tests notice, each proven in the sandbox."""
 
 import difflib
 import hashlib
@@ -26,7 +23,6 @@ AGENT = "swe_agent"
 STEPS_AGENT = "swe_pivot_simple_agent"
 _ERROR = re.compile(r"^(?:E\s+)?(\w*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.MULTILINE)
 NAMED = 5
-"""Failing tests that an issue names."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,6 @@ class Task:
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
     error: str
-    """The first failing test's."""
 
 
 class Miner:
@@ -120,6 +115,10 @@ def row_of(task: Task, config: SweTasksConfig) -> Row:
     files = {**package.files, mutation.path: mutation.source}
     issue = issue_of(mutation, task.fail_to_pass, task.error, config)
     name = hashlib.sha256(mutation.source.encode()).hexdigest()[:8]
+    path, broken, correct = mutation.path, mutation.source, package.files[mutation.path]
+    texts = (text.splitlines(keepends=True) for text in (broken, correct))
+    lines = difflib.unified_diff(*texts, f"a/{path}", f"b/{path}")
+    patch = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
     return {
         "responses_create_params": {"input": [{"role": "user", "content": task_prompt(issue)}]},
         "agent_ref": {"type": "responses_api_agents", "name": AGENT},
@@ -128,20 +127,13 @@ def row_of(task: Task, config: SweTasksConfig) -> Row:
         "base_commit": package.digest[:40],
         "problem_statement": issue,
         "fault": mutation.kind,
-        "patch": _patch(mutation, package.files[mutation.path]),
+        "patch": "".join(patch),
         "FAIL_TO_PASS": list(task.fail_to_pass),
         "PASS_TO_PASS": list(task.pass_to_pass),
         "files": files,
         "test_files": dict(package.test_files),
         "test_command": package.test_command,
     }
-
-
-def _patch(mutation: Mutation, correct: str) -> str:
-    """The diff that undoes a fault."""
-    before, after = mutation.source.splitlines(keepends=True), correct.splitlines(keepends=True)
-    lines = difflib.unified_diff(before, after, f"a/{mutation.path}", f"b/{mutation.path}")
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def _error(output: str) -> str:

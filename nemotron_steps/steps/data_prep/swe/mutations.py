@@ -1,12 +1,5 @@
-"""Faults: one small change of one line of Python, of the kinds that people make.
-
-    operator    a + b -> a - b        constant    3 -> 4; True -> False
-    comparison  a < b -> a <= b       arguments   f(a, b) -> f(b, a)
-    boolean     a and b -> a or b     return      return a -> return None
-    condition   if a: -> if not (a):
-
-The text around the change stays as it is, so that undoing it is a patch of one line.
-"""
+"""Faults: one small change of one line of Python, of the kinds that people make: another operator or comparison, `and`
+for `or`, a constant off by one, a condition negated, two arguments swapped, nothing returned."""
 
 import ast
 from collections.abc import Collection, Iterator
@@ -44,13 +37,7 @@ _COMPARISONS: dict[type[ast.cmpop], tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Mutation:
-    """One fault.
-
-    Attributes:
-        line: number of the line, from 1.
-        correct, broken: the line without and with the fault.
-        source: the whole file with the fault.
-    """
+    """One fault of a line: the line `correct` and `broken`, and the `source` of the whole file with it."""
 
     kind: MutationKind
     path: str
@@ -137,14 +124,12 @@ def _replace(kind: MutationKind, node: ast.expr, text: str | None, lines: list[s
 
 
 def _text(node: ast.expr, lines: list[str]) -> str | None:
-    """The source of an expression of one line."""
     if node.lineno != node.end_lineno:
         return None
     return lines[node.lineno - 1][_column(node, lines) : _column(node, lines, end=True)]
 
 
 def _column(node: ast.expr, lines: list[str], *, end: bool = False) -> int:
-    """A column in characters; the parser counts bytes."""
     line, offset = (node.end_lineno, node.end_col_offset) if end else (node.lineno, node.col_offset)
     assert line is not None and offset is not None, "the parser sets them"
     return len(lines[line - 1].encode()[:offset].decode())

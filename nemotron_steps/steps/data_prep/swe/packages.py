@@ -119,7 +119,6 @@ FUNCTIONS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "same": ("==", operator.eq),
     "unlike": ("!=", operator.ne),
 }
-"""Name of a made-up function → its operator, and what that does."""
 CASES = ((7, 2), (2, 7), (6, 6), (5, 3), (1, 4))
 """Arguments that made-up tests try. Two operators that agree on all of them make a fault that no test can notice."""
 _LETTERS = "abcdefghijkmnpqrstuvwxyz"
@@ -162,13 +161,9 @@ def made_up_tasks(source: MadeUpPackages, seed: str) -> Iterator[tuple[Split, Pa
         faults = mutations_of(path, package.files[path], source.mutations)
         if faults:
             fault = random.Random(f"{seed}:{package.digest}").choice(faults)
-            yield split_of(package, source), package, fault, faults
-
-
-def split_of(package: Package, source: MadeUpPackages) -> Split:
-    """The split that a made-up package is in, whatever is broken in it."""
-    place = int(package.digest[:16], 16) / 2**64
-    return split_at(place, source.heldout_fraction, source.validation_fraction)
+            # The split is the package's, whatever is broken in it.
+            place = int(package.digest[:16], 16) / 2**64
+            yield split_at(place, source.heldout_fraction, source.validation_fraction), package, fault, faults
 
 
 def failing_test(package: Package, mutation: Mutation) -> str:

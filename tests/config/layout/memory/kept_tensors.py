@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from nemotron_steps.engine.policy.token_layout import build_layout
-from nemotron_steps.engine.setup.policy_backends import build_policy
+from nemotron_steps.engine.setup.backends import build_policy
 from nemotron_steps.engine.types import TrainBatch
 from tests.engine.policy.batches import policy_config, rl_loss
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from nemotron_steps.engine.policy.attention import flash
+from nemotron_steps.engine.policy import attention
 from tests.config.layout.memory.kept_tensors import built, kept_bytes
 from tests.config.layout.memory.shapes import flat
 from tests.config.layout.memory.test_activations import SIZES, WITHIN, predicted
@@ -20,7 +20,8 @@ from tests.models import hybrid_twins
 from tests.models.checkpoints import write_checkpoint
 
 triton_kernels = pytest.importorskip("nemotron_steps.engine.kernels.triton_kernels")
-KERNELS = ("_swiglu_forward", "_heads_forward", "_add_norm_forward", "_squared_relu_forward")
+triton_attention = pytest.importorskip("nemotron_steps.engine.kernels.triton_attention")
+KERNELS = ("_swiglu_forward", "_heads_forward", "_add_norm_forward")
 
 
 class _NotLaunched:
@@ -43,10 +44,9 @@ class _FusedNorm(torch.autograd.Function):
         raise AssertionError("forward passes are counted alone")
 
 
-def _attend(query, key, value, rows, columns, *, causal):
-    """FlashAttention's results: output, log-sum-exps, the state of its random numbers."""
-    lse = torch.zeros(query.shape[1], query.shape[0], dtype=torch.float32)
-    return torch.zeros_like(query), lse, torch.zeros(2, dtype=torch.uint64)
+def _attend(query, key, value, rows, longest, out):
+    out.zero_()
+    return torch.zeros(query.shape[1], query.shape[0], dtype=torch.float32)
 
 
 @pytest.fixture
@@ -55,7 +55,8 @@ def on_cuda(monkeypatch):
         monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True), raising=False)
         monkeypatch.setattr(F, "rms_norm", lambda states, shape, weight, eps: _FusedNorm.apply(states, weight))
         monkeypatch.setattr(F, "grouped_mm", _grouped)
-        monkeypatch.setattr(flash, "_forward", _attend)
+        monkeypatch.setattr(attention, "packed_takes", lambda query, key: True)
+        monkeypatch.setattr(triton_attention, "attention_forward", _attend)
         for name in KERNELS:
             monkeypatch.setattr(triton_kernels, name, _NotLaunched())
 

@@ -10,8 +10,13 @@ from nemotron_steps.config.layout.memory.policy import compared_bytes, stage_mem
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.engine.losses.distillation import TeacherKl
-from nemotron_steps.engine.policy.logprob import OutputLayer
-from nemotron_steps.engine.policy.teacher_logprob import TopkTokens, WholeDistributions, linear_divergence, linear_topk
+from nemotron_steps.engine.policy.logprob import (
+    OutputLayer,
+    TopkTokens,
+    WholeDistributions,
+    linear_divergence,
+    linear_topk,
+)
 from tests.config.layout.memory.peak import Peak
 from tests.config.layout.memory.shapes import QWEN3_8B, on_a_node
 

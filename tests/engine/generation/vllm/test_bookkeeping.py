@@ -9,11 +9,9 @@ import torch
 from nemotron_steps.engine.generation.embedded.sampling import versions_of
 from nemotron_steps.engine.generation.vllm.generator import VllmGenerator, _Sequence
 from nemotron_steps.engine.generation.vllm.transfer import (
-    WorkersTransfer,
     _LocalSender,
     lost_worker,
 )
-from nemotron_steps.engine.policy.lora import AdaptedWeights, ChangedWeights
 
 WEIGHTS = [("a", torch.zeros(3)), ("b", torch.zeros(2, 2, dtype=torch.bfloat16))]
 
@@ -45,7 +43,7 @@ def made(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[VllmGenerator
     """A generator over an engine that only notes; and what weights it was handed."""
     generator, engine, handed = object.__new__(VllmGenerator), Engine(), []
     state: dict[str, Any] = {
-        "weight_version": 3, "_returned_tokens": 0, "_finished": [], "_asleep": set(), "_frozen_of": None,
+        "weight_version": 3, "_returned_tokens": 0, "_finished": [], "_asleep": set(),
         "_recompute": False, "_in_flight": True, "_max_total_length": 99, "_sequences": {}, "_mixtures": (),
         "_engine": engine, "_own_process": False, "_sleeps": False, "_to_workers": None,
     }  # fmt: skip
@@ -88,35 +86,12 @@ def test_it_sleeps_when_nothing_is_asked_for_and_wakes_for_weights_alone(monkeyp
     assert engine.told[2:] == ["wake ['weights']", "reset False"] and generator._asleep == {"kv_cache"}
 
 
-def adapted(source: object, whole_modules: bool = True) -> AdaptedWeights:
-    def weights(*names: str) -> Any:
-        return lambda: iter([(name, torch.zeros(2)) for name in names])
-
-    parts = (weights("whole"), weights("changed"), weights("frozen"), weights("A", "B"))
-    return AdaptedWeights(source, *parts, whole_modules)
-
-
-@pytest.mark.parametrize(("sleeps", "whole_modules"), [(False, True), (True, True), (False, False)])
-def test_adapters_alone_travel_to_an_engine_that_keeps_the_rest_and_loads_whole_modules(
-    sleeps: bool, whole_modules: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generator, _, handed = made(monkeypatch, _sleeps=sleeps)
-    policy = object()
-    moved = [generator.update_weights(adapted(source, whole_modules), 4).bytes for source in (policy, policy, object())]
-    names = [names for _, names in handed]
-    if sleeps or not whole_modules:
-        assert names == [["whole"]] * 3 and moved == [7, 7, 7]
-    else:
-        assert names == [["whole"], ["changed"], ["whole"]] and moved == [7, 16, 7]
-        assert handed[1][0] == ChangedWeights.__name__
-
-
 def test_what_stops_a_sender_is_raised_and_not_what_that_causes() -> None:
     def send(weights: Any) -> None:
         raise LookupError("the sender")
 
     sender: Any = object.__new__(_LocalSender)
-    sender.segment, sender._stream = None, SimpleNamespace(send=send)
+    sender._stream = SimpleNamespace(send=send)
     with pytest.raises(LookupError, match="sender"), sender.sending(iter([])):
         pass
     with pytest.raises(LookupError, match="sender"), sender.sending(iter([])):
@@ -124,30 +99,6 @@ def test_what_stops_a_sender_is_raised_and_not_what_that_causes() -> None:
 
         time.sleep(0.05)
         raise ValueError("the receiver")
-
-
-def test_frozen_weights_travel_once_for_each_policy_and_adapters_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    transfer = WorkersTransfer(None, 1, own_process=True)
-    done: list[tuple[str, str]] = []
-
-    def names(weights) -> str:
-        return "".join(name for name, _ in weights)
-
-    def opened(weights) -> str:
-        done.append(("open", names(weights)))
-        return done[-1][1]
-
-    def sent(sender: str, weights) -> int:
-        done.append((f"send by {sender}", names(weights)))
-        return len(done[-1][1])
-
-    monkeypatch.setattr(transfer, "_open", opened)
-    monkeypatch.setattr(transfer, "_send", sent)
-    policy, other = object(), object()
-    assert [transfer.load(adapted(source)) for source in (policy, policy, other)] == [8, 2, 8]
-    adapters, frozen = ("send by AB", "AB"), ("send by frozen", "frozen")
-    # Both ways are open before the first is used: workers keep what adapters are added to.
-    assert done == [("open", "AB"), ("open", "frozen"), frozen, adapters, adapters, frozen, adapters]
 
 
 @pytest.mark.parametrize("codes", [(None, None), (-15, 1), (None, -15)])

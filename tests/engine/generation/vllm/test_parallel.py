@@ -6,15 +6,14 @@ The model is a mixture of experts, whose reloading is a matter of its own (vllm_
 import os
 import signal
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
 from nemotron_steps.engine.generation.vllm import transfer as vllm_transfer
-from nemotron_steps.engine.weight_sync.plan import WeightPlan
-from nemotron_steps.engine.weight_sync.streams import StreamSender
-from nemotron_steps.engine.weight_sync.transport_handle import STREAM, ChannelHandles, TransportHandle
-from nemotron_steps.engine.workers.rendezvous import serve_store
+from nemotron_steps.engine.weight_sync.transfer import ChannelHandles, StreamSender, WeightPlan
+from nemotron_steps.engine.workers.workers import serve_store
 from nemotron_steps.errors import WorkerLostError
 from tests.engine.generation.vllm.conftest import PROMPTS, SIZES, sample, shift, started, token_mult_prob_error
 
@@ -53,7 +52,7 @@ def weights_of(network):
                 yield f"{prefix}.{expert}.{part}.weight", weight
 
 
-def test_the_workers_follow_the_policy_through_shared_memory(generator, model):
+def test_the_workers_follow_the_policy(generator, model):
     _, network = model
     assert token_mult_prob_error(network, PROMPTS, sample(generator, PROMPTS, "v0")) < 1.0001
     for version in range(1, 6):
@@ -74,7 +73,7 @@ def test_each_worker_is_a_rank_of_the_senders_broadcast(generator, model):
     plan = WeightPlan.of(weights_of(network), 20_000)
     sender = StreamSender(plan, served, "rank 0", ipc=[], broadcast=names, device=torch.device("cpu"))
     offers = [
-        TransportHandle(STREAM, sender.offer(), ("127.0.0.1", port), name, (1 + rank, 3))
+        replace(sender.offer(), address=("127.0.0.1", port), name=name, place=(1 + rank, 3))
         for rank, name in enumerate(names)
     ]
     offered = ChannelHandles("gloo", tuple(offers))

@@ -1,4 +1,4 @@
-"""Attention in half precision on a GPU, by torch's FlashAttention and our kernels, against float32.
+"""Attention in half precision on a GPU, by torch's attention over padded rows and by our kernels, against float32.
 
 python3 -m tests.engine.policy.attention.attention_on_gpu [--time]
 
@@ -14,11 +14,9 @@ from unittest import mock
 
 import torch
 
-from nemotron_steps.engine.kernels.varlen import to_device
-from nemotron_steps.engine.policy.attention import flash
-from nemotron_steps.engine.policy.attention.attention import flat_attention
-from nemotron_steps.engine.policy.attention.flash import flat_flash_attention
-from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
+from nemotron_steps.engine.policy import attention
+from nemotron_steps.engine.policy.attention import flat_attention
+from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout, to_device
 from nemotron_steps.engine.types import TrainBatch
 from tests.engine.policy.batches import grouped_batch
 
@@ -65,8 +63,8 @@ def errors(layout: TokenLayout, heads: tuple[int, int, int], dtype: torch.dtype)
     expected = run(flat_attention, tensors, layout, torch.float32)
     found = {}
     for kernels in KERNELS:
-        with mock.patch.object(flash, "packed_takes", lambda *_: kernels == "packed"):  # noqa: B023
-            mine = run(flat_flash_attention, tensors, layout, dtype)
+        with mock.patch.object(attention, "packed_takes", lambda *_: kernels == "packed"):  # noqa: B023
+            mine = run(flat_attention, tensors, layout, dtype)
         found[kernels] = {
             name: ((a - b).norm() / b.norm()).item() for name, a, b in zip(NAMES, mine, expected, strict=True)
         }
@@ -110,17 +108,17 @@ def timing(layout: TokenLayout, heads: tuple[int, int, int]) -> dict[str, dict[s
     leaves = [tensor.requires_grad_() for tensor in tensors[:3]]
     found = {}
     for kernels in KERNELS:
-        with mock.patch.object(flash, "packed_takes", lambda *_: kernels == "packed"):  # noqa: B023
+        with mock.patch.object(attention, "packed_takes", lambda *_: kernels == "packed"):  # noqa: B023
             torch.cuda.synchronize()
             before, started = torch.cuda.memory_allocated(), time.perf_counter()
             torch.cuda.reset_peak_memory_stats()
-            out = flat_flash_attention(*leaves, layout)
+            out = flat_attention(*leaves, layout)
             torch.autograd.grad(out, leaves, tensors[3])
             torch.cuda.synchronize()
             first, peak = time.perf_counter() - started, torch.cuda.max_memory_allocated() - before
-            out = flat_flash_attention(*leaves, layout)
+            out = flat_attention(*leaves, layout)
             found[kernels] = {
-                "forward_ms": do_bench(lambda: flat_flash_attention(*leaves, layout)),
+                "forward_ms": do_bench(lambda: flat_attention(*leaves, layout)),
                 "backward_ms": do_bench(
                     lambda out=out: torch.autograd.grad(out, leaves, tensors[3], retain_graph=True)
                 ),

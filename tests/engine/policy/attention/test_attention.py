@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from nemotron_steps.engine.kernels.varlen import to_device
-from nemotron_steps.engine.policy.attention import flash
-from nemotron_steps.engine.policy.attention.attention import flat_attention, part_attention
-from nemotron_steps.engine.policy.token_layout import build_layout
+from nemotron_steps.engine.policy import attention
+from nemotron_steps.engine.policy.attention import flat_attention, part_attention
+from nemotron_steps.engine.policy.token_layout import build_layout, to_device
 from tests.engine.policy.attention import attention_on_gpu
 from tests.engine.policy.batches import grouped_batch
 
@@ -16,7 +15,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def untried():
     """As a process that has not asked for any kernels, before and after."""
-    works = flash._works
+    works = attention._works
     works.cache_clear()
     yield
     works.cache_clear()
@@ -29,13 +28,13 @@ def untried():
 def test_on_cuda_all_kernels_are_as_near_to_float32_as_flash_attention(name, heads, dtype):
     layout = attention_on_gpu.layout_of(name)
     query, key, *_ = attention_on_gpu.tensors_of(layout, heads, dtype)
-    assert flash.packed_takes(query, key)
+    assert attention.packed_takes(query, key)
     assert not attention_on_gpu.wrong(attention_on_gpu.errors(layout, heads, dtype))
 
 
 def test_where_our_kernels_cannot_be_compiled_it_is_said_once(caplog):
     for _ in range(2):  # on CPU Triton has no driver
-        assert not flash._works(CPU, torch.bfloat16, 4, 2, 64)
+        assert not attention._works(CPU, torch.bfloat16, 4, 2, 64)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "4 heads of 64 (2 of keys)" in caplog.text
 
@@ -54,12 +53,12 @@ def test_kernels_that_compute_something_else_are_left_alone(wrong, monkeypatch, 
 
     monkeypatch.setattr(kernels, "attention_forward", forward)
     monkeypatch.setattr(kernels, "attention_backward", backward)
-    assert flash._works(CPU, torch.float32, 4, 2, 64) is (wrong is None)
+    assert attention._works(CPU, torch.float32, 4, 2, 64) is (wrong is None)
     assert ("a wrong result" in caplog.text) is (wrong is not None)
 
 
 def test_other_sizes_of_heads_are_not_taken(monkeypatch):
-    monkeypatch.setattr(flash, "_works", lambda *_: True)
+    monkeypatch.setattr(attention, "_works", lambda *_: True)
 
     class OnCuda:
         is_cuda, device, dtype = True, torch.device("cuda"), torch.bfloat16
@@ -67,8 +66,8 @@ def test_other_sizes_of_heads_are_not_taken(monkeypatch):
         def __init__(self, width):
             self.shape = (10, 4, width)
 
-    assert flash.packed_takes(OnCuda(128), OnCuda(128))
-    assert not flash.packed_takes(OnCuda(80), OnCuda(80))
+    assert attention.packed_takes(OnCuda(128), OnCuda(128))
+    assert not attention.packed_takes(OnCuda(80), OnCuda(80))
 
 
 # ----------------------------------------------------------------------------------------------- a part of the queries

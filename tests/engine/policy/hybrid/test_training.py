@@ -11,7 +11,7 @@ from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
 from nemotron_steps.engine.policy.dtensor import DTensorPolicy
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams, TrainBatch
-from nemotron_steps.engine.weight_sync.plan import WeightPlan
+from nemotron_steps.engine.weight_sync.transfer import WeightPlan
 from nemotron_steps.models.huggingface import load_hf_weights, save_hf_checkpoint
 from nemotron_steps.models.megatron_checkpoint import convert_megatron_to_hf
 from tests.conditioning import assert_conditioned

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from nemotron_steps.engine.policy.mamba.segments import Runs
+from nemotron_steps.engine.policy.mamba.scan import Runs
 
 
 def rows_of(runs: Runs) -> list[slice]:

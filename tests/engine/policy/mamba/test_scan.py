@@ -5,10 +5,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.engine.policy.mamba import libraries
 from nemotron_steps.engine.policy.mamba import scan as scan_module
-from nemotron_steps.engine.policy.mamba.scan import conv, last_window, scan
-from nemotron_steps.engine.policy.mamba.segments import Runs
+from nemotron_steps.engine.policy.mamba.scan import Runs, conv, last_window, scan
 from tests.engine.policy.mamba.recurrence import naive_conv, naive_scan, rows_of
 
 NAMES = ("x", "dt", "a", "b", "c", "d")
@@ -106,18 +104,19 @@ def test_checkpointing_over_segments(monkeypatch):
 
 
 def test_half_precision_products_differ_by_rounding(monkeypatch):
-    """As on CUDA: forwards and backwards, with and without states."""
+    """As on CUDA."""
 
     def scan_in_half(*arguments):
         with monkeypatch.context() as patch:
             patch.setattr(scan_module, "_factors", lambda x: torch.bfloat16)
             return scan_module._scan_level(*arguments)
 
-    libraries.try_scan(scan_in_half, scan_module._scan_level, torch.device("cpu"), torch.bfloat16, (4, 16), (2, 16))
     tokens = [tensor.detach() for name, tensor in inputs(60).items() if name not in "ad"]
     rates = -torch.ones(4), torch.ones(4)
     outs = [level(tokens, *rates, Runs([60]), 0, 8, None, True) for level in (scan_in_half, scan_module._scan_level)]
     assert not torch.equal(outs[0][1], outs[1][1])
+    for mine, exact in zip(*outs, strict=True):
+        assert (mine.float() - exact).norm() < 0.03 * exact.norm()
     assert outs[0][1].dtype is torch.float32
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.policy.moe.router import Router, counting
+from nemotron_steps.engine.policy.moe import Router, counting
 from tests.engine.policy.batches import grouped_batch, policy_config, rl_loss
 from tests.models.checkpoints import write_checkpoint
 

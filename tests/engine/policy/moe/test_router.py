@@ -7,12 +7,20 @@ from typing import Any
 import pytest
 import torch
 
+from nemotron_steps.engine.policy import moe as replay
 from nemotron_steps.engine.policy.distributed import parallel_dims as parallel
 from nemotron_steps.engine.policy.distributed.parallel_dims import ParallelDims
+from nemotron_steps.engine.policy.micro_batches import check_routed_experts
 from nemotron_steps.engine.policy.model import transformer_config
-from nemotron_steps.engine.policy.moe import router as replay
-from nemotron_steps.engine.policy.moe.moe_layer import MoeLayer, _ToChoices, inverse, permute
-from nemotron_steps.engine.policy.moe.router import Router, check_routed_experts, counting, replay_metrics
+from nemotron_steps.engine.policy.moe import (
+    MoeLayer,
+    Router,
+    _ToChoices,
+    counting,
+    inverse,
+    permute,
+    replay_metrics,
+)
 from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.megatron_core import on_available_device
@@ -139,10 +147,7 @@ def test_only_different_experts_of_the_model_or_none_at_all_can_be_replayed(expe
     if right:
         check_routed_experts(chosen, architecture)
         return
-    with pytest.raises(EngineError) as caught:
-        check_routed_experts(chosen, architecture)
-    assert f"{experts} for one of 1 tokens" in (caught.value.found or "")
-    for wrong in (chosen[:, :1], chosen[..., :1]):
+    for wrong in (chosen, chosen[:, :1], chosen[..., :1]):
         with pytest.raises(EngineError, match="not experts of this model"):
             check_routed_experts(wrong, architecture)
 

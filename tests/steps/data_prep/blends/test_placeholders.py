@@ -36,7 +36,7 @@ def filler(tmp_path: Path) -> PlaceholderFiller:
     write_lines(tmp_path / "skywork" / "data" / "math-00000-of-00001.jsonl", SKYWORK)
     write_lines(tmp_path / "skywork" / "data" / "code-00000-of-00001.jsonl", DAPO)
     sources = {"dapo": str(tmp_path / "dapo"), "skywork": str(tmp_path / "skywork")}
-    return PlaceholderFiller(sources, None, str(tmp_path / "tables"))
+    return PlaceholderFiller(sources, None)
 
 
 def test_a_dapo_question_has_the_templates_words_in_place_of_its_own(filler: PlaceholderFiller):
@@ -60,7 +60,7 @@ def test_a_dapo_question_has_the_templates_words_in_place_of_its_own(filler: Pla
 def test_a_dapo_prompt_too_short_for_instructions_is_all_question(text: str, question: str, tmp_path: Path):
     rows = [{"prompt": [{"role": "user", "content": text}], "reward_model": {"ground_truth": "1"}}]
     source = str(write_lines(tmp_path / "dapo.jsonl", rows))
-    filler = PlaceholderFiller({"dapo": source}, None, str(tmp_path / "tables"))
+    filler = PlaceholderFiller({"dapo": source}, None)
     assert filler.fill(row("dapo", 0, None), "f:1")["question"] == question
 
 
@@ -103,7 +103,7 @@ def test_a_placeholder_that_points_to_nothing_is_refused_by_reason(filler: Place
 
 
 def test_a_missing_source_is_an_error_of_the_config_and_not_of_the_row(tmp_path: Path):
-    filler = PlaceholderFiller({"dapo": str(tmp_path / "no")}, None, str(tmp_path / "tables"))
+    filler = PlaceholderFiller({"dapo": str(tmp_path / "no")}, None)
     with pytest.raises(ConfigError, match="the blend has placeholders, and their source cannot be used") as caught:
         filler.fill(row("dapo", 1, None), "f:1")
     assert caught.value.where == "placeholders.dapo"

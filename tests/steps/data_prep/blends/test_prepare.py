@@ -137,7 +137,7 @@ class TestDisturbances:
         again: list[str] = []
         make = shards.make_shard
         monkeypatch.setattr(
-            "nemotron_steps.steps.data_prep.blends.workers.make_shard",
+            "nemotron_steps.steps.data_prep.blends.shards.make_shard",
             lambda task, function: again.append(task.name) or make(task, function),
         )
         assert run(path).rows() == list(self.ROWS)

@@ -1,8 +1,18 @@
-"""What becomes of each published key that no schema here has. Keys that a schema has mean the same in both."""
+"""Keys of the published Nemotron 3 RL configs that no schema here has: renamed, always so, or refused with the reason.
 
-from collections.abc import Mapping
+Keys that a schema has mean the same in both. docs/published_keys.md lists them all.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
+
+from nemotron_steps.config.compose import KeyPath, origin_of
+from nemotron_steps.config.schema.base import get_raw, put_raw
+from nemotron_steps.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -67,11 +77,7 @@ def _judge(theirs: str, role: str) -> tuple[Published, ...]:
         _always(f"{there}.uses_reasoning_parser", theirs == "genrm_model", why="what it thinks is always taken off"),
         _always(f"{there}.server_args.data_parallel_size", 1, why="copies are counted by replicas"),
         _always(f"{there}.server_args.reasoning_parser", "deepseek_r1", why="as uses_reasoning_parser"),
-        *_refused("a judge's experts are cut like its other weights", f"{there}.server_args.enable_expert_parallel"),
-        *_refused("judges are offered no tools", f"{there}.server_args.enable_auto_tool_choice"),
-        *_refused("judges are offered no tools", f"{there}.server_args.tool_call_parser"),
-        *_refused("how fast weights are read is left to vLLM", f"{there}.server_args.model_loader_extra_config.**"),
-        *_refused("what vLLM compiles for a judge is left to vLLM", f"{there}.server_args.compilation_config.**"),
+        *_refused("other options of a judge are left to vLLM; it is offered no tools", f"{there}.server_args.**"),
         *_refused("set the variable where the run is started", f"{there}.server_env.**"),
     )
 
@@ -167,8 +173,7 @@ TABLE: tuple[Published, ...] = (
     _always(f"{_VLLM}.max_model_len", "=policy.max_total_sequence_length", why="the longest sequence of the run"),
     _always(f"{_VLLM}.use_deep_gemm", False, why="for FP8"),
     _always(f"{_VLLM}.num_*_layers_in_bf16", 0, why="for FP8"),
-    *_refused("the run's metrics count tokens, rollouts and seconds", f"{_VLLM}.enable_vllm_metrics_logger"),
-    *_refused("the run's metrics count tokens, rollouts and seconds", f"{_VLLM}.vllm_metrics_logger_interval"),
+    *_refused("the run's metrics count tokens, rollouts and seconds", f"{_VLLM}.*vllm_metrics_logger*"),
     _always(f"{_VLLM}.skip_tokenizer_init", False, why="agents are served with the tokenizer"),
     _always(f"{_CHAT}.enable_auto_tools", True, why="agents may call the tools that they offer"),
     Published(f"{_CHAT}.tool_parser", "policy.generation.tool_parser"),
@@ -225,3 +230,96 @@ TABLE: tuple[Published, ...] = (
     *_refused("the agent's own server has these settings (environment remote_agent)", f"{_SWE}.*"),
 )
 """The first row that matches a key counts."""
+
+
+@lru_cache(maxsize=1)
+def _patterns() -> list[tuple[re.Pattern[str], Published]]:
+    found = []
+    for row in TABLE:
+        text = re.escape(row.pattern.removesuffix(".**")).replace(r"\*", r"([^.]*)")
+        found.append((re.compile(text + (r"(?:\..+)" if row.pattern.endswith(".**") else "")), row))
+    return found
+
+
+def find(key: str) -> tuple[Published, tuple[str, ...]] | None:
+    """The row of a published key, and what each `*` of its pattern stands for; None if it is none."""
+    found = ((row, pattern.fullmatch(key)) for pattern, row in _patterns())
+    return next(((row, match.groups()) for row, match in found if match is not None), None)
+
+
+def is_foreign(key: str, has_key: Callable[[str], bool]) -> bool:
+    """Whether a key is none of the schema's, or one that a free-form section would take and that has another name."""
+    return not has_key(key) or any(key == row.pattern and row.ours is not None for row in TABLE)
+
+
+def translate(
+    values: dict[str, Any], has_key: Callable[[str], bool], origins: dict[KeyPath, str]
+) -> tuple[dict[str, Any], list[ConfigError]]:
+    """A config's composed values with every published key that the schema lacks renamed, or left out where it says what
+    is always so; and an error for each that is refused. Keys that are neither the schema's nor published stay. The
+    values are not changed; origins of renamed keys are added."""
+    found: list[tuple[KeyPath, Any, Published, tuple[str, ...]]] = []
+    left = copy.deepcopy(values)
+    for path, value in _leaves(values, ()):
+        key = ".".join(path)
+        foreign = is_foreign(key, has_key)
+        row_and_parts = find(key) if foreign or isinstance(value, str) else None
+        # Or the schema has another name for the value.
+        if row_and_parts is not None and (foreign or value in row_and_parts[0].values):
+            found.append((path, value, *row_and_parts))
+            _remove(left, path)
+    for path, value, row, parts in found:
+        if row.ours is None and not row.values:
+            continue
+        new = _value(row, path, value, values)
+        for key, given in {(row.ours or row.pattern).format(*parts): new, **row.also}.items():
+            left = put_raw(left, key, value if given == "=" else given)
+            if origin := origin_of(origins, path):
+                origins[tuple(key.split("."))] = origin
+    problems = []
+    for path, value, row, _ in found:
+        if row.ours is not None or row.values:
+            continue
+        allowed = [get_raw(left, each[1:]) if str(each).startswith("=") else each for each in row.holds]
+        if any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed):
+            continue
+        what = "the key '{}' has no meaning here: {}"
+        what = "the published key '{}' can be nothing else here: {}" if allowed else what
+        expected = " or ".join("null" if each is None else str(each) for each in allowed)
+        problems.append(
+            ConfigError(
+                what.format(".".join(path), row.why),
+                where=origin_of(origins, path),
+                expected=expected or None,
+                found=("null" if value is None else str(value)) if allowed else None,
+                hints=("docs/published_keys.md",),
+            )
+        )
+    return left, problems
+
+
+def _value(row: Published, path: KeyPath, value: Any, values: Mapping[str, Any]) -> Any:
+    if ".".join(path).startswith(f"{RESOURCES}."):
+        nodes, gpus = (get_raw(values, f"{RESOURCES}.{key}") for key in ("num_nodes", "gpus_per_node"))
+        gpus = gpus if gpus is not None else get_raw(values, "cluster.gpus_per_node")
+        return nodes * gpus if type(nodes) is int and type(gpus) is int else None
+    return row.values.get(value, value) if isinstance(value, str | bool | int | float) else value
+
+
+def _leaves(node: Mapping[str, Any], path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    for name, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, (*path, str(name)))
+        else:
+            yield (*path, str(name)), value
+
+
+def _remove(values: dict[str, Any], path: KeyPath) -> None:
+    """Take a key out, and every group that is empty then."""
+    nodes = [values]
+    for part in path[:-1]:
+        nodes.append(nodes[-1][part])
+    for node, part in zip(reversed(nodes), reversed(path), strict=True):
+        del node[part]
+        if node:
+            break

@@ -1,18 +1,19 @@
-"""Self-attention over flat tokens, on CPU and CUDA alike, with megatron-core's parameters."""
+"""Self-attention over flat tokens, on CPU and CUDA alike, with megatron-core's parameters. On CUDA in half precision by
+our own Triton kernels (docs/internals/packed_attention.md) where they run, without padding and with shared prompts
+attended to in place; by torch's attention over padded rows elsewhere."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+import logging
+from functools import cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from nemotron_steps.engine.kernels.cpu_layers import attention_half, native_attention, runs_natively
 from nemotron_steps.engine.kernels.fused import split_heads
-from nemotron_steps.engine.kernels.varlen import pad, size, unpad
-from nemotron_steps.engine.policy.attention.flash import flat_flash_attention
 from nemotron_steps.engine.policy.distributed.context_parallel import (
     columns,
     from_shares,
@@ -23,6 +24,7 @@ from nemotron_steps.engine.policy.distributed.context_parallel import (
     to_tokens,
 )
 from nemotron_steps.engine.policy.layers import column_linear, row_linear
+from nemotron_steps.engine.policy.token_layout import Grid, TokenLayout, VarlenSegments, pad, size, unpad
 from nemotron_steps.models.megatron_core import load_megatron_core
 
 load_megatron_core()
@@ -33,14 +35,15 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType  # noqa: E402
 from megatron.core.transformer.identity_op import IdentityOp  # noqa: E402
 
-if TYPE_CHECKING:
-    from nemotron_steps.engine.policy.token_layout import Grid, TokenLayout, VarlenSegments
+_LOG = logging.getLogger(__name__)
+SIZES = (64, 128)
+"""Of heads that our own kernels take; others were not tried."""
 
 
 def flat_attention(query: Tensor, key: Tensor, value: Tensor, layout: TokenLayout) -> Tensor:
     """[T, heads, head_dim] with [T, key-value heads, head_dim] → [T, heads · head_dim]."""
-    if query.is_cuda and query.dtype is not torch.float32:
-        return flat_flash_attention(query, key, value, layout)
+    if packed_takes(query, key):
+        return packed_attention(query, key, value, layout).flatten(1)
     whole, count, gqa = layout.whole, layout.whole_tokens, query.shape[1] != key.shape[1]
     # Split and not sliced: the gradient is then one concatenation, not a sum of tensors that are mostly zeros.
     sizes = [count, query.shape[0] - layout.padding - count, layout.padding]
@@ -67,11 +70,85 @@ def flat_attention(query: Tensor, key: Tensor, value: Tensor, layout: TokenLayou
     return torch.cat(outs) if len(outs) > 1 else outs[0]
 
 
+def packed_takes(query: Tensor, key: Tensor) -> bool:
+    """Whether our own kernels run here. Compiles and tries them once for each kind of head."""
+    heads, width = query.shape[1:]
+    half = query.is_cuda and query.dtype is not torch.float32
+    return half and width in SIZES and _works(query.device, query.dtype, heads, key.shape[1], width)
+
+
+def packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: TokenLayout) -> Tensor:
+    """As flat_attention: query [T, heads, head_dim] → [T, heads, head_dim]."""
+    states = (part.contiguous() for part in (query, key, value))
+    longest = max(part.width for part in (layout.whole, layout.suffix) if part is not None)
+    return _Packed.apply(*states, layout.rows, longest, layout.padding)
+
+
+class _Packed(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, longest: int, padding: int
+    ) -> Tensor:
+        from nemotron_steps.engine.kernels.triton_attention import attention_forward
+
+        out = _like(query, padding)
+        lse = attention_forward(query, key, value, rows, longest, out)
+        ctx.save_for_backward(query, key, value, out, lse, rows)
+        ctx.longest, ctx.padding = longest, padding
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from nemotron_steps.engine.kernels.triton_attention import attention_backward
+
+        query, key, value, out, lse, rows = ctx.saved_tensors
+        grads = _like(query, ctx.padding), _like(key, ctx.padding), _like(value, ctx.padding)
+        attention_backward(grad.contiguous(), query, key, value, out, lse, rows, ctx.longest, grads)
+        return *grads, None, None, None
+
+
+def _like(tensor: Tensor, padding: int) -> Tensor:
+    """To be filled; its last `padding` tokens, which no row has, are 0."""
+    filled = torch.empty_like(tensor)
+    if padding:
+        filled[-padding:].zero_()
+    return filled
+
+
+@cache
+def _works(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int) -> bool:
+    """Both passes on a prompt of one token and two rows of it."""
+    rows = torch.tensor([[0, 1, 0, 0, 1, 4], [1, 1, 0, 1, 0, 0], [2, 2, 0, 1, 0, 0]], dtype=torch.int32, device=device)
+    query, key = (torch.ones(4, count, width, dtype=dtype, device=device) for count in (heads, kv_heads))
+    value = key * torch.tensor([0.0, 1, 2, 3], dtype=dtype, device=device).view(4, 1, 1)
+    from_last = torch.zeros_like(query)
+    from_last[3] = 1
+    grads = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    out = torch.empty_like(query)
+    try:
+        from nemotron_steps.engine.kernels.triton_attention import attention_backward, attention_forward
+
+        lse = attention_forward(query, key, value, rows, 2, out)
+        attention_backward(from_last, query, key, value, out, lse, rows, 2, grads)
+        # The last token attends to tokens 0, 2 and 3 alike: a third of its gradient goes to the value of each.
+        shared = heads // kv_heads / 3
+        for found, expected in ((out, (0, 0.5, 1, 5 / 3)), (grads[2], (shared, 0, shared, shared))):
+            right = torch.tensor(expected, device=device).view(4, 1, 1).expand_as(found)
+            if not torch.allclose(found.float(), right, atol=0.05, rtol=0.05):
+                raise RuntimeError("a wrong result")
+    except Exception as error:  # of the compiler, or of a GPU with too little shared memory
+        _LOG.warning(
+            "%d heads of %d (%d of keys) in %s cannot use the packed attention kernels, torch's are used: %s",
+            heads, width, kv_heads, dtype, error,
+        )  # fmt: skip
+        return False
+    return True
+
+
 def part_attention(query: Tensor, key: Tensor, value: Tensor, part: VarlenSegments) -> Tensor:
     """Attend within each sequence: query [queries, heads, head_dim], in the order of `part`, to keys of all T tokens.
-
-    Every rank has queries, if only padding's, so that all take part in every exchange of the backward pass.
-    """
+    Every rank has queries, if only padding's, so that all take part in every exchange of the backward pass."""
     if query.is_cuda and query.dtype is not torch.float32:
         seen_keys, seen_values = key.index_select(0, part.keys), value.index_select(0, part.keys)
         flash: Tensor = torch.ops.aten._flash_attention_forward(
@@ -129,7 +206,7 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
         grouped = mixed.view(mixed.shape[0], self.groups, self.queries + 2, width)
         scale = self._head_norm() if config.qk_layernorm else None
         if config.context_parallel_size == 1 and runs_natively(grouped):
-            out = native_attention(grouped, scale, cos_sin, layout.spans, config.layernorm_epsilon)
+            out = native_attention(grouped, scale, cos_sin, layout, config.layernorm_epsilon)
             return row_linear(self.linear_proj, out[:, None])
         heads = split_heads(grouped, scale, cos_sin, config.layernorm_epsilon)
         out = (flat_attention if config.context_parallel_size == 1 else self._over_ranks)(*heads, layout)
@@ -162,7 +239,7 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
             self._head_norm() if self.config.qk_layernorm else None,
             self.linear_proj.weight,
             cos_sin,
-            layout.spans,
+            layout,
             norm.eps,
         )
 

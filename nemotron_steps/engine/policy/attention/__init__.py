@@ -1,1 +1,0 @@
-"""The policy's attention over packed rows that may share a prompt."""
