@@ -28,9 +28,9 @@ from nemotron_steps.api.planned import (
 )
 from nemotron_steps.api.result import Result
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.config.profiles import Profile
 from nemotron_steps.errors import ConfigError, DataError, RequestError, StepsError, UnsupportedError
 from nemotron_steps.rows.layouts import has_pair, prompt_layout, read_prompt, without_padding
+from nemotron_steps.session.session import AUTO
 
 _CORRECT = '{"prompt": "What is 1 + 1?", "answer": "2"}'
 
@@ -172,15 +172,16 @@ class _Asked(Runnable):
         inputs = {self.MODEL: model, self.DATA: self._reference(dataset, "dataset")}
         if validation is not None and validation is not False:
             inputs["validation"] = self._reference(validation, "validation")
-        self._request = request_for(
+        asked = request_for(
             self.STEP,
-            config=config if config is not None else self._config(self._session.profile(profile)),
+            config=config if config is not None else AUTO,
             inputs=inputs,
             overrides=[*texts, *override_list(overrides)],
             profile=profile,
             over=over,
             **sections,
         )
+        self._request = self._session.settled(asked)
         self._complete(may_split=validation is None and not isinstance(dataset, str | os.PathLike | Artifact))
 
     def plan(self) -> Planned:
@@ -190,13 +191,6 @@ class _Asked(Runnable):
     def _reference(self, dataset: Any, argument: str) -> str:
         of_prompts = self.DATA == "prompts"
         return data_reference(dataset, self._folder / "data", argument=argument, of_prompts=of_prompts)
-
-    def _config(self, profile: Profile | None) -> str | None:
-        """Of the step, where none is named: `one_gpu` where there is a GPU that may be used, else `cpu`."""
-        if profile is not None and not profile.on_this_machine:
-            return "cpu" if profile.gpus_per_node == 0 else "one_gpu"
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-        return "one_gpu" if not hidden and any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"
 
     def _complete(self, *, may_split: bool) -> None:
         """Add to the request what follows from it; `may_split`: some of the rows may be kept from the training."""
@@ -246,8 +240,8 @@ class GRPO(_Asked):
         validation: prompts to validate on, in any of the dataset's forms. Where no key says when, the policy is
             validated before and after the training; `grpo={"val_period": 10}` does it every ten steps. None: of 50
             or more prompts in memory a tenth, 64 at most, is held out for it. False: nothing is.
-        config: of the step; None: `one_gpu`, or `cpu` on a machine without GPUs. For a profile that works elsewhere
-            `cpu` means that its `gpus_per_node` is 0.
+        config: of the step; None for `auto`: `cpu`, `one_gpu` or, from eight GPUs on, `one_node`, by what this machine
+            has, or the profile's `gpus_per_node`. `command` names the one that was chosen.
         overrides: texts in Hydra's grammar, or dotted keys and values.
         home: where artifacts and runs are; None for STEPS_HOME, or `.steps`.
         profile: of env.toml: where it runs.
@@ -263,10 +257,9 @@ class GRPO(_Asked):
     STEP, MODEL = "rl/nemo_rl/rlvr", "policy"
 
     def _complete(self, *, may_split: bool) -> None:
-        settled = self._session.settled(self._request)
         try:
-            with variables_of(self._session.profile_of(settled)):
-                composed = self._session.compose(self.STEP, settled.config, settled.overrides)
+            with variables_of(self._session.profile_of(self._request)):
+                composed = self._session.compose(self.STEP, self._request.config, self._request.overrides)
         except StepsError:
             return  # the plan says what is wrong, all of it
         flat, inputs = composed.flat, {**self._request.inputs}
@@ -303,9 +296,6 @@ class Evaluation(_Asked):
     """An evaluation (`eval/model_eval`), ready to be planned or run; see `evaluate`."""
 
     STEP, MODEL = "eval/model_eval", "model"
-
-    def _config(self, profile: Profile | None) -> str | None:
-        return None
 
 
 def evaluate(

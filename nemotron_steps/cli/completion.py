@@ -84,7 +84,7 @@ def _keys(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
 
 def _configs(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     registry = load_registry()
-    found = [name for step in _steps(parsed_args) for name in step.config_names]
+    found = ["auto", *(name for step in _steps(parsed_args) for name in step.config_names)]
     for word in parsed_args.words or ():
         if word in registry.pipelines:
             found += registry.pipelines[word].configs

@@ -154,7 +154,8 @@ def run_flags(command: Parser, words: str = _STEPS, help_words: str = _THEN) -> 
 
 def _request(command: Parser, words: str = _STEPS, help_words: str = _THEN) -> None:
     command.add_argument("words", metavar=words, nargs="*", help=help_words)
-    command.add_argument("-c", "--config", metavar="CONFIG|PATH", help="config name or yaml file (default: default)")
+    config = "config name, yaml file, or `auto`: cpu, one_gpu or one_node"
+    command.add_argument("-c", "--config", metavar="CONFIG|PATH", help=config)
     supply = "supply an input: a path, NAME:VERSION, or a model name; repeat for more"
     command.add_argument("--input", metavar="PORT=REF", help=supply, **_MANY)
     begin = "begin a pipeline here: earlier results must be there"

@@ -23,7 +23,7 @@ from nemotron_steps.runs.report.seed_stats import MEANING, as_text
 from nemotron_steps.session.jobs import printable, shown_path
 from nemotron_steps.session.run import plan_run, request_of_run, run_here
 from nemotron_steps.session.run_request import RunRequest, UsageError
-from nemotron_steps.session.session import Session
+from nemotron_steps.session.session import AUTO, Session
 from nemotron_steps.session.submit import checked_launch, follow_attached, inside_job, submit
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _COLORS = {"good": "green", "bad": "red", "same": "dim"}
 def plan(args: argparse.Namespace) -> int:
     """`steps plan`."""
     session = Session(args.home)
-    request = session.settled(request_of(args))
+    request = _settled(session, request_of(args))
     profile = session.profile_of(request)
     if profile is not None:
         os.environ.update(profile.variables_here)
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             hints=(f"-r {args.run}", f"-b {args.batch}"),
         )
     session = Session(args.home, in_job=inside_job(args.resume))
-    request = session.settled(_request(args, session), args.resume)
+    request = _settled(session, _request(args, session), args.resume)
     profile = session.profile_of(request, allow_unfilled=args.dry_run)
     if args.force_squash and profile is None:
         raise UsageError("--force-squash rebuilds the container of a profile", hints=("add -r PROFILE or -b PROFILE",))
@@ -91,6 +91,14 @@ def run(args: argparse.Namespace) -> int:
         return print_json(result_fields(result))
     show_result(result, found, out)
     return 0
+
+
+def _settled(session: Session, asked: RunRequest, resume: str | None = None) -> RunRequest:
+    request = session.settled(asked, resume)
+    if asked.config == AUTO and request.config is not None:
+        out = Terminal.of(sys.stderr)
+        out.print(out.style(f"-c auto is -c {request.config} here", "dim"))
+    return request
 
 
 def _request(args: argparse.Namespace, session: Session) -> RunRequest:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 PASSTHROUGH_KEY = "passthrough"
 """Config key that receives the arguments after `--`, in steps that have one."""
+AUTO = "auto"
+"""`-c auto`: the config for the devices there are."""
+_NODE_GPUS = 8
+"""Of the configs named one_node."""
 
 
 class Session:
@@ -64,8 +68,9 @@ class Session:
         return ArtifactStore(self._home)
 
     def settled(self, request: RunRequest, resume: str | None = None) -> RunRequest:
-        """The request with steps by their ids, with `-c NAME` as `./NAME.yaml`, where no step asked for has a config
-        NAME and that file is, and with the name of the run that it goes on with."""
+        """The request with steps by their ids, with `-c auto` as the config it stands for, with `-c NAME` as
+        `./NAME.yaml`, where no step asked for has a config NAME and that file is, and with the name of the run that it
+        goes on with."""
         from nemotron_steps.config.compose import is_path
 
         request = replace(request, targets=tuple(map(self.registry.step_id, request.targets)))
@@ -73,12 +78,46 @@ class Session:
             from nemotron_steps.runs.run_folder import get_run
 
             request = replace(request, name=get_run(self.store, resume).given_name or None)
+        if request.config == AUTO:
+            request = replace(request, config=self.device_config(request.targets[-1], request.profile))
         config = request.config
         if config is None or is_path(config) or not Path(f"{config}.yaml").is_file() or self._pipeline(request):
             return request
         steps = [step for target in request.targets if (step := self.registry.find_step(target)) is not None]
         own = any(config in self._search_path(step).names() for step in steps)
         return request if own else replace(request, config=f"./{config}.yaml")
+
+    def device_config(self, target: str, profile_name: str | None) -> str | None:
+        """What `-c auto` stands for: the step's config for the GPUs of a profile, or of this machine; its default, of a
+        step that has none for devices. RequestError where it has some, and none for these; or for a pipeline."""
+        profile = self.profile(profile_name)
+        if profile is None or profile.on_this_machine:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            found = len(list(Path("/dev").glob("nvidia[0-9]*")))
+            gpus = found if visible is None else min(found, len([n for n in visible.split(",") if n not in ("", "-1")]))
+        else:
+            gpus = 1 if profile.gpus_per_node is None else profile.gpus_per_node
+        manifest = self.registry.find_step(target)
+        if manifest is None and target in self.registry.pipelines:
+            what = f"'{target}' is a pipeline, whose stages name their configs themselves"
+            raise RequestError(what, where="-c auto", hints=(f"steps show {target}",))
+        if manifest is None:
+            return None  # planning it says that there is no such step
+        names = self._search_path(manifest).names()
+        fitting = [*(["one_node"] if gpus >= _NODE_GPUS else []), *(["one_gpu"] if gpus else ["cpu"])]
+        there = [name for name in ("cpu", "one_gpu", "one_node") if name in names]
+        if not there:
+            return None
+        for name in fitting:
+            if name in there:
+                return name
+        raise RequestError(
+            f"{target} has no config for {f'{gpus} GPUs' if gpus else 'a machine without GPUs'}",
+            where="-c auto",
+            expected=" or ".join(fitting),
+            found=", ".join(there),
+            hints=("-r PROFILE", *(["-c tiny"] if "tiny" in names else [])),
+        )
 
     def plan(self, request: RunRequest, *, allow_unfilled: bool = False) -> Plan:
         """Resolve a request, as one that may still have to be filled in if so asked. PlanError with everything wrong
@@ -154,9 +193,9 @@ class Session:
         for goal, overrides in zip(chain.goals, own, strict=True):
             manifest, config = self.registry.find_step(goal.step_id), goal.config_name
             if config is not None and manifest is not None and len(own) > 1:
-                # Of a list, a file is for the last step, a name for all that have configs.
-                keeps = goal is chain.goals[-1] if is_path(config) else bool(manifest.config_names)
-                config = config if keeps else None
+                # Of a list, a file is for the last step, a name for all that have a config of that name.
+                last, named = goal is chain.goals[-1], config in self._search_path(manifest).names()
+                config = config if (last and (is_path(config) or manifest.config_names)) or named else None
             goals.append(replace(goal, config_name=config, overrides=overrides))
         return replace(chain, goals=tuple(goals))
 

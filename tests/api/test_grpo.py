@@ -11,8 +11,8 @@ import pytest
 from nemotron_steps import DPO, GRPO, SFT, Registry, evaluate, open_run, run
 from nemotron_steps.api.training import Evaluation
 from nemotron_steps.cli.main import steps
-from nemotron_steps.config.profiles import Profile
 from nemotron_steps.errors import ConfigError, RequestError, UnknownNameError
+from nemotron_steps.session.session import Session
 from tests.api.conftest import ROWS, TINY
 
 WORTH = {"a": 1.0}
@@ -192,6 +192,9 @@ def test_prompts_to_be_held_out_are_in_memory_one_at_a_time(workplace: Path) -> 
         tracemalloc.stop()
 
 
+PROFILES = {"none": "gpus_per_node = 0", "unsaid": "", "node": "gpus_per_node = 8"}
+
+
 def training_words(training: GRPO) -> list[str]:
     import shlex
 
@@ -199,19 +202,24 @@ def training_words(training: GRPO) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("device", "visible", "config"),
-    [("nvidia0", None, "one_gpu"), ("nvidia0", "0", "one_gpu"), ("nvidia0", "-1", "cpu"), ("nvidiactl", None, "cpu")],
+    ("devices", "visible", "config"),
+    [(1, None, "one_gpu"), (1, "0", "one_gpu"), (1, "-1", "cpu"), (0, None, "cpu"), (8, None, "one_node")],
 )
 def test_the_config_is_that_of_the_machine(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, visible: str | None, config: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, devices: int, visible: str | None, config: str
 ) -> None:
-    (tmp_path / device).touch()
+    for name in ("nvidiactl", *(f"nvidia{n}" for n in range(devices))):
+        (tmp_path / name).touch()
     glob = Path.glob
     monkeypatch.setattr(Path, "glob", lambda self, kind: glob(tmp_path if str(self) == "/dev" else self, kind))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    asked = GRPO.__new__(GRPO)
-    assert asked._config(None) == asked._config(Profile(executor="local", gpus_per_node=8)) == config
-    assert asked._config(Profile(executor="slurm", gpus_per_node=0)) == "cpu"
-    assert asked._config(Profile(executor="slurm", gpus_per_node=None)) == "one_gpu"
+    env = tmp_path / "env.toml"
+    env.write_text("".join(f'[{name}]\nexecutor = "slurm"\naccount = "a"\n{gpus}\n' for name, gpus in PROFILES.items()))
+    monkeypatch.setenv("NEMOTRON_ENV_FILE", str(env))
+    session = Session(str(tmp_path / "home"))
+    assert session.device_config("rl/nemo_rl/rlvr", None) == config
+    chosen = {name: session.device_config("rl/nemo_rl/rlvr", name) for name in PROFILES}
+    assert chosen == {"none": "cpu", "unsaid": "one_gpu", "node": "one_node"}
+    assert session.device_config("data_prep/rl_prep", None) is None
