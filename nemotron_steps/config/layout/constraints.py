@@ -182,8 +182,8 @@ def _generator_violations(sizes: ParallelConfig, model: ModelSpec) -> Iterator[V
     if model.bounds_time_steps:
         what = "vLLM leaves out the time_step_limit that bounds the time steps of this model"
         alone = _width_of(sizes, 1) if sizes.generator_width > 1 else {}
-        hint = {KEYS["uses_vllm"]: "embedded", **{KEYS[each]: size for each, size in alone.items()}}
-        yield Violation("model", KEYS["uses_vllm"], what, "embedded", "vllm", hint)
+        hint = {sizes.key(each): value for each, value in {"uses_vllm": "embedded", **alone}.items()}
+        yield Violation("model", sizes.key("uses_vllm"), what, "embedded", "vllm", hint)
     yield from _undivided(
         sizes,
         (name, model.attention_heads, "attention heads (vLLM)"),
