@@ -229,7 +229,7 @@ def device_violations(sizes: ParallelConfig) -> Iterator[Violation]:
             whole = math.lcm(sizes.copy_size, sizes.pipeline * sizes.expert)
             fix = {KEYS["workers"]: -(-sizes.ranks // whole) * whole}
             on = f"the {_count(sizes.ranks, 'policy rank')} on CPU"
-            yield from _cut_violations(sizes, sizes.ranks, 0, KEYS["workers"], on, str(sizes.ranks), hint=fix)
+            yield from _cut_violations(sizes, sizes.ranks, 0, KEYS["workers"], on, hint=fix)
             yield from _whole_generators(sizes)
         return
     if sizes.judge_nodes and sizes.judge_nodes >= sizes.nodes:
@@ -255,8 +255,8 @@ def device_violations(sizes: ParallelConfig) -> Iterator[Violation]:
     if sizes.workers not in (None, sizes.ranks):
         key, what = KEYS["workers"], "on GPUs the number of policy ranks follows from the devices"
         yield Violation("devices", key, what, f"null, or {sizes.ranks}", str(sizes.workers), {key: None})
-    found = _count(sizes.ranks, "GPU")
-    yield from _cut_violations(sizes, sizes.ranks, per_node, nodes, f"the {found} that train", found)
+    on = f"the {_count(sizes.ranks, 'GPU')} that train"
+    yield from _cut_violations(sizes, sizes.ranks, per_node, nodes, on)
     if sizes.samples:
         yield from _generator_devices(sizes)
     if sizes.judges:
@@ -269,7 +269,6 @@ def _cut_violations(
     per_node: int,
     key: str,
     among: str,
-    found: str,
     who: str = "",
     hint: Mapping[str, Any] | None = None,
 ) -> Iterator[Violation]:
@@ -291,6 +290,7 @@ def _cut_violations(
             if size != getattr(cuts, name):
                 dividing[cuts.key(name)] = size
         what = f"{product}={cuts.copy_size}{who} does not divide {among}"
+        found = _count(ranks, "GPU" if per_node else "rank")
         yield Violation("devices", key, what, f"a multiple of {cuts.copy_size}", found, hint or dividing)
     elif stage % expert:
         key, of = cuts.key("expert"), "GPUs" if per_node else "ranks"
@@ -311,8 +311,7 @@ def _teacher_devices(sizes: ParallelConfig) -> Iterator[Violation]:
             what = f"gpus_per_node={per_node}{who} is more than a node has"
             yield Violation("devices", key, what, f"at most {limit}", str(per_node), {key: limit})
             continue
-        found = _count(ranks, "GPU")
-        yield from _cut_violations(teacher, ranks, per_node, key, f"their {found}", found, who)
+        yield from _cut_violations(teacher, ranks, per_node, key, f"their {_count(ranks, 'GPU')}", who)
 
 
 def _whole_generators(sizes: ParallelConfig) -> Iterator[Violation]:
