@@ -168,8 +168,8 @@ class BatchArithmetic:
             micro_rows = min(rows, max(1, tokens * rows // all_tokens))
         samples = (sizes.prompts, sizes.group, sizes.rollouts) if sizes.samples else (None, None, None)
         updates = sizes.rollouts // sizes.batch if sizes.rollouts else None
-        cut = (rows, count, micro_rows, tokens, trained, budget is not None)
-        return cls(*samples, sizes.batch, updates, sizes.data_parallel, *cut)
+        cut = (rows, count, micro_rows, tokens, trained)
+        return cls(*samples, sizes.batch, updates, sizes.data_parallel, *cut, budget=budget is not None)
 
 
 def prompt_and_answer(settings: MemorySettings) -> tuple[int, int]:
