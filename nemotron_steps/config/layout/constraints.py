@@ -24,15 +24,8 @@ _SHARED = "key-value heads"
 
 @dataclass(frozen=True)
 class Violation:
-    """One constraint that a layout violates.
-
-    Attributes:
-        about: what the layout does not fit.
-        key: the config key at fault.
-        what: half a sentence, for a list of several.
-        expected, found: of that key, or of what it makes.
-        hint: config key → a value under which this constraint is met; others may not be.
-    """
+    """One constraint that a layout violates: the config key at fault, and half a sentence, for a list of several.
+    `hint`: config key → a value under which this constraint is met; others may not be."""
 
     about: Literal["model", "devices", "batch"]
     key: str
