@@ -103,8 +103,8 @@ class Shortage:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """A step's devices and its batch. `host`: what for → bytes of host memory of a rank; `unknown`: roles of models that are
-    not known; `generators`: role (a judge's too) → the key of its share of a GPU, and what it takes."""
+    """A step's devices and its batch. `host`: what for → bytes of a rank's host memory; `unknown`: roles of unknown
+    models; `generators`: role (a judge's too) → the key of its share of a GPU, and what it takes."""
 
     batch: BatchArithmetic | None
     devices: tuple[DeviceMemory, ...]
