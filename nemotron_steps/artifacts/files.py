@@ -151,11 +151,8 @@ def hash_tree(folder: Path, *, user_folder: bool = False) -> list[FileRecord]:
 
 
 def tree_files(folder: Path, *, user_folder: bool = False) -> list[Path]:
-    """The files an artifact folder consists of, sorted by relative posix path, without its own artifact.json.
-
-    In a folder that a user supplies hidden entries at its top (`.git`, `.cache`) do not count. A symbolic link to a
-    file of the folder counts as that file; ArtifactError for any other link, which would take files from elsewhere.
-    """
+    """The files an artifact folder consists of, sorted, without its own artifact.json. In a folder that a user supplies
+    hidden entries at its top (`.git`, `.cache`) do not count. Links as in `walk`."""
     follow = link_root(folder) if user_folder else folder
     found = (path for path in walk(folder, follow=follow, skip_hidden=user_folder) if path != folder / MANIFEST_NAME)
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())

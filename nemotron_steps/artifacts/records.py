@@ -2,7 +2,7 @@
 
 A field's shape is a type; one of the names below; a compiled pattern, for a text that it matches as a whole; a list of
 one shape, for a list of such; a mapping of names to shapes, for exactly those fields (`Optional` ones may be absent);
-`Values` of a shape; a tuple of shapes, for any of them; or None. pydantic is slow to import.
+a tuple of shapes, for any of them; or None. pydantic is slow to import.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ Shape = Any
 DIGEST = re.compile(r"[0-9a-f]{64}")
 TEXT = re.compile(r"(?s).{0,4096}")
 ANY, NUMBER, COUNT, TIME = (object() for _ in range(4))
-"""Anything JSON has (as a name in a mapping: other fields are welcome); an int or float; an int that is not negative;
-Unix seconds that a calendar can show."""
+"""Anything JSON has (as a name in a mapping: all other fields); an int or float; an int that is not negative; Unix
+seconds that a calendar can show."""
 _KINDS: tuple[tuple[Any, Callable[[Any], bool]], ...] = (
     (ANY, lambda value: True),
     (NUMBER, lambda value: type(value) in (int, float)),
@@ -36,13 +36,6 @@ _KINDS: tuple[tuple[Any, Callable[[Any], bool]], ...] = (
 @dataclass(frozen=True)
 class Optional:
     """A field that may be absent."""
-
-    shape: Shape
-
-
-@dataclass(frozen=True)
-class Values:
-    """A mapping of whatever names to values of one shape."""
 
     shape: Shape
 
@@ -175,9 +168,6 @@ def _wrong(value: Any, shape: Shape, at: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(shape, list) and isinstance(value, list):
         for number, item in enumerate(value):
             yield from _wrong(item, shape[0], f"{at}[{number}]")
-    elif isinstance(shape, Values) and isinstance(value, dict):
-        for name, item in value.items():
-            yield from _wrong(item, shape.shape, below + name)
     elif isinstance(shape, Mapping) and isinstance(value, dict):
         for name, inner in shape.items():
             optional = isinstance(inner, Optional)
@@ -185,8 +175,10 @@ def _wrong(value: Any, shape: Shape, at: str) -> Iterator[tuple[str, Any]]:
                 yield from _wrong(value[name], inner.shape if optional else inner, below + name)
             elif name is not ANY and not optional:
                 yield below + name, "nothing"
-        for name in value if ANY not in shape else ():
-            if name not in shape:
+        for name in [name for name in value if name not in shape]:
+            if ANY in shape:
+                yield from _wrong(value[name], shape[ANY], below + name)
+            else:
                 yield below + name, "an unknown field"
     elif isinstance(shape, re.Pattern):
         if not isinstance(value, str) or shape.fullmatch(value) is None:

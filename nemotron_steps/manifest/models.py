@@ -304,9 +304,8 @@ class StepManifest(ManifestFile):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        named = {"consumes": self.consumes, "produces": self.produces, "parameters": self.parameters}
-        for kind, entries in named.items():
-            names = [entry.name for entry in entries]
+        for kind in ("consumes", "produces", "parameters"):
+            names = [entry.name for entry in getattr(self, kind)]
             for name in sorted({n for n in names if names.count(n) > 1}):
                 raise ValueError(f"{kind}: two entries are named {name!r}; give each its own name")
         # A port that takes many is PORT.NAME where a request has named them; constraints are about all of them.

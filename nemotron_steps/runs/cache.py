@@ -13,7 +13,7 @@ from typing import Any
 
 from nemotron_steps.artifacts.integrity import Verified
 from nemotron_steps.artifacts.models import Artifact, Edge, short_digest
-from nemotron_steps.artifacts.records import DIGEST, NUMBER, TEXT, Optional, Values, opened, require_shape, sealed
+from nemotron_steps.artifacts.records import ANY, DIGEST, NUMBER, TEXT, Optional, opened, require_shape, sealed
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import ArtifactError, RequestError, UnknownNameError, UnsupportedError
@@ -27,10 +27,10 @@ KEY = re.compile(r"[0-9a-f]{32}")
 _RECORD = {
     "run": re.compile(r"\w[\w.-]*"),
     "seconds": NUMBER,
-    "outputs": Values({"ref": TEXT, "digest": DIGEST}),
+    "outputs": {ANY: {"ref": TEXT, "digest": DIGEST}},
     "summary": dict,
     "version": Optional(TEXT),
-    "depends": Optional(Values(TEXT)),
+    "depends": Optional({ANY: TEXT}),
 }
 _LOOKED_AT = 64
 """Results of a step, the newest, among which the nearest is looked for."""

@@ -32,7 +32,6 @@ from nemotron_steps.artifacts.records import (
     TEXT,
     TIME,
     Optional,
-    Values,
     json_object,
     require_shape,
 )
@@ -108,7 +107,7 @@ def new_run_id(name: str) -> str:
 
 _STEP: Mapping[Any, Any] = {
     "state": TEXT,
-    "outputs": Optional(Values(TEXT)),
+    "outputs": Optional({ANY: TEXT}),
     "seconds": Optional((None, NUMBER)),
     "metric": Optional((None, {"name": TEXT, "before": (None, NUMBER), "after": NUMBER})),
     ANY: ANY,
@@ -126,10 +125,10 @@ _RUN: Mapping[Any, Any] = {
     "request": Optional(
         {"name": Optional((None, TEXT)), **dict.fromkeys(("overrides", "over"), Optional([str])), ANY: ANY}
     ),
-    "steps": Optional(Values(_STEP)),
+    "steps": Optional({ANY: _STEP}),
     **dict.fromkeys(("executor", "job", "host"), Optional(TEXT)),
     **dict.fromkeys(("pid", "attempts"), Optional(COUNT)),
-    "forced": Optional(Values(str)),
+    "forced": Optional({ANY: str}),
     "error": Optional((None, _ERROR)),
     **dict.fromkeys(("created", "updated"), Optional(TIME)),
 }

@@ -24,15 +24,8 @@ _SHARED = "key-value heads"
 
 @dataclass(frozen=True)
 class Violation:
-    """One constraint that a layout violates.
-
-    Attributes:
-        about: what the layout does not fit.
-        key: the config key at fault.
-        what: half a sentence, for a list of several.
-        expected, found: of that key, or of what it makes.
-        hint: config key → a value under which this constraint is met; others may not be.
-    """
+    """One constraint that a layout violates: the config key at fault, and half a sentence, for a list of several.
+    `hint`: config key → a value under which this constraint is met; others may not be."""
 
     about: Literal["model", "devices", "batch"]
     key: str
@@ -182,8 +175,8 @@ def _generator_violations(sizes: ParallelConfig, model: ModelSpec) -> Iterator[V
     if model.bounds_time_steps:
         what = "vLLM leaves out the time_step_limit that bounds the time steps of this model"
         alone = _width_of(sizes, 1) if sizes.generator_width > 1 else {}
-        hint = {KEYS["uses_vllm"]: "embedded", **{KEYS[each]: size for each, size in alone.items()}}
-        yield Violation("model", KEYS["uses_vllm"], what, "embedded", "vllm", hint)
+        hint = {sizes.key(each): value for each, value in {"uses_vllm": "embedded", **alone}.items()}
+        yield Violation("model", sizes.key("uses_vllm"), what, "embedded", "vllm", hint)
     yield from _undivided(
         sizes,
         (name, model.attention_heads, "attention heads (vLLM)"),
@@ -229,7 +222,7 @@ def device_violations(sizes: ParallelConfig) -> Iterator[Violation]:
             whole = math.lcm(sizes.copy_size, sizes.pipeline * sizes.expert)
             fix = {KEYS["workers"]: -(-sizes.ranks // whole) * whole}
             on = f"the {_count(sizes.ranks, 'policy rank')} on CPU"
-            yield from _cut_violations(sizes, sizes.ranks, 0, KEYS["workers"], on, str(sizes.ranks), hint=fix)
+            yield from _cut_violations(sizes, sizes.ranks, 0, KEYS["workers"], on, hint=fix)
             yield from _whole_generators(sizes)
         return
     if sizes.judge_nodes and sizes.judge_nodes >= sizes.nodes:
@@ -255,8 +248,8 @@ def device_violations(sizes: ParallelConfig) -> Iterator[Violation]:
     if sizes.workers not in (None, sizes.ranks):
         key, what = KEYS["workers"], "on GPUs the number of policy ranks follows from the devices"
         yield Violation("devices", key, what, f"null, or {sizes.ranks}", str(sizes.workers), {key: None})
-    found = _count(sizes.ranks, "GPU")
-    yield from _cut_violations(sizes, sizes.ranks, per_node, nodes, f"the {found} that train", found)
+    on = f"the {_count(sizes.ranks, 'GPU')} that train"
+    yield from _cut_violations(sizes, sizes.ranks, per_node, nodes, on)
     if sizes.samples:
         yield from _generator_devices(sizes)
     if sizes.judges:
@@ -269,7 +262,6 @@ def _cut_violations(
     per_node: int,
     key: str,
     among: str,
-    found: str,
     who: str = "",
     hint: Mapping[str, Any] | None = None,
 ) -> Iterator[Violation]:
@@ -291,6 +283,7 @@ def _cut_violations(
             if size != getattr(cuts, name):
                 dividing[cuts.key(name)] = size
         what = f"{product}={cuts.copy_size}{who} does not divide {among}"
+        found = _count(ranks, "GPU" if per_node else "rank")
         yield Violation("devices", key, what, f"a multiple of {cuts.copy_size}", found, hint or dividing)
     elif stage % expert:
         key, of = cuts.key("expert"), "GPUs" if per_node else "ranks"
@@ -311,8 +304,7 @@ def _teacher_devices(sizes: ParallelConfig) -> Iterator[Violation]:
             what = f"gpus_per_node={per_node}{who} is more than a node has"
             yield Violation("devices", key, what, f"at most {limit}", str(per_node), {key: limit})
             continue
-        found = _count(ranks, "GPU")
-        yield from _cut_violations(teacher, ranks, per_node, key, f"their {found}", found, who)
+        yield from _cut_violations(teacher, ranks, per_node, key, f"their {_count(ranks, 'GPU')}", who)
 
 
 def _whole_generators(sizes: ParallelConfig) -> Iterator[Violation]:

@@ -6,7 +6,7 @@ Not here: what a policy is trained at, and what its own generator cannot do (con
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from nemotron_steps.config.families import FAMILIES, ROPE_TYPES
@@ -16,8 +16,6 @@ from nemotron_steps.config.layout.parallel_config import (
     CUTS,
     JUDGE_ROLES,
     JUDGES,
-    KEYS,
-    MEGATRON,
     ParallelConfig,
     teachers_named,
 )
@@ -156,9 +154,9 @@ def teacher_violations(sizes: ParallelConfig, models: Mapping[str, ModelSpec]) -
     for name, model in models.items():
         own = next((teacher for teacher in sizes.teachers if teacher.name == name), None)
         cuts = {cut: getattr(own or sizes, cut) for cut in (*CUTS, "sequence_parallel")}
-        layout = ParallelConfig(**cuts, gpus_per_node=(own and own.gpus_per_node) or sizes.gpus_per_node)
-        named = {} if own is None else {key: key.replace(MEGATRON, own.section) for key in KEYS.values()}
-        found = [_under(each, named) for each in model_violations(layout, model)]
+        named = {} if own is None else {name: own.key(name) for name in cuts}
+        per_node = (own and own.gpus_per_node) or sizes.gpus_per_node
+        found = [*model_violations(ParallelConfig(**cuts, gpus_per_node=per_node, named=named), model)]
         if found:
             alike.setdefault(frozenset(violation.key for violation in found), {})[name] = found
     for teachers in alike.values():
@@ -191,18 +189,11 @@ def vllm_violations(models: Mapping[str, ModelSpec], get: Callable[[str], Any]) 
             uses_vllm=True,
             generator_width=width if type(width) is int and width > 0 else 1,
             generator_experts=experts if type(experts) is int and experts > 0 else 1,
+            named={"uses_vllm": keys.backend, "generator_width": keys.width, "generator_experts": keys.experts or ""},
         )
-        own = {"uses_vllm": keys.backend, "generator_width": keys.width, "generator_experts": keys.experts or ""}
-        named = {KEYS[field]: key for field, key in own.items()}
-        wrong = [_under(each, named) for each in model_violations(sizes, model)]
+        wrong = [*model_violations(sizes, model)]
         if wrong:
             found.setdefault(keys, {})[model_key] = wrong
     for alike in found.values():
         together = dict.fromkeys(each for wrong in alike.values() for each in wrong)
         yield ModelViolations(tuple(alike), tuple(together))
-
-
-def _under(violation: Violation, keys: Mapping[str, str]) -> Violation:
-    """The same under other config keys."""
-    hint = {keys.get(key, key): value for key, value in violation.hint.items()}
-    return replace(violation, key=keys.get(violation.key, violation.key), hint=hint)

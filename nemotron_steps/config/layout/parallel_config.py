@@ -118,6 +118,8 @@ class ParallelConfig:
     length: int | None = at("policy.max_total_sequence_length", None)
     length_end: int | None = at("policy.max_total_sequence_length_end", None)
     new_tokens: int | None = at("policy.generation.max_new_tokens", None)
+    named: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Field → the config key that it is from, of a model that the step does not train."""
 
     @classmethod
     def read(cls, get: Callable[[str], Any]) -> ParallelConfig:
@@ -142,7 +144,7 @@ class ParallelConfig:
 
     def key(self, name: str) -> str:
         """The config key behind a field."""
-        return _DTENSOR_TENSOR if name == "tensor" and self.dtensor else KEYS[name]
+        return self.named.get(name) or (_DTENSOR_TENSOR if name == "tensor" and self.dtensor else KEYS[name])
 
     @cached_property
     def copy_size(self) -> int:

@@ -103,13 +103,8 @@ class Shortage:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """A step's devices and its batch.
-
-    Attributes:
-        host: what for → bytes of host memory that one rank keeps.
-        unknown: roles whose model is not known yet.
-        generators: role of the policy's generator and of each judge → the key of its share of a GPU, what it takes.
-    """
+    """A step's devices and its batch. `host`: what for → bytes of a rank's host memory; `unknown`: roles of unknown
+    models; `generators`: role (a judge's too) → the key of its share of a GPU, and what it takes."""
 
     batch: BatchArithmetic | None
     devices: tuple[DeviceMemory, ...]

@@ -167,18 +167,9 @@ class BatchArithmetic:
             trained, count = min(tokens, all_trained), -(-all_tokens // budget)
             micro_rows = min(rows, max(1, tokens * rows // all_tokens))
         samples = (sizes.prompts, sizes.group, sizes.rollouts) if sizes.samples else (None, None, None)
-        return cls(
-            *samples,
-            batch=sizes.batch,
-            updates=sizes.rollouts // sizes.batch if sizes.rollouts else None,
-            data_parallel=sizes.data_parallel,
-            rows=rows,
-            micro_batches=count,
-            micro_rows=micro_rows,
-            tokens=tokens,
-            trained=trained,
-            budget=budget is not None,
-        )
+        updates = sizes.rollouts // sizes.batch if sizes.rollouts else None
+        cut = (rows, count, micro_rows, tokens, trained)
+        return cls(*samples, sizes.batch, updates, sizes.data_parallel, *cut, budget=budget is not None)
 
 
 def prompt_and_answer(settings: MemorySettings) -> tuple[int, int]:

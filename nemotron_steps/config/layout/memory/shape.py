@@ -78,13 +78,8 @@ class Held:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a model under short names; 0 for what it lacks.
-
-    Attributes:
-        layers: the mixers of each layer: "*-" is attention and an MLP, "*E" attention and experts; hybrids have one.
-        gated: MLPs and experts have a gate beside their up projection.
-        ahead: the mixers of each layer of a block of multi-token prediction, and `blocks` how many of those there are.
-    """
+    """Sizes of a model under short names; 0 for what it lacks. `layers`: the mixers of each: "*-" is attention and an
+    MLP, "*E" attention and experts, hybrids have one; `ahead`: the same of a block of multi-token prediction."""
 
     family: str
     hidden: int
