@@ -17,7 +17,6 @@ reads the environment. Which keys there are, and what they do, is the executor's
 are read, merged and checked against the model it gives.
 """
 
-import json
 import os
 import re
 import shlex
@@ -270,27 +269,25 @@ class Environment:
             if not (takes or overridden) or (key == "container_image" and key in merged and not overridden):
                 continue
             if others:
-                images = (value, *others)
-                raise ConfigError(
-                    "one job works on all these steps, and their configs name several images",
-                    where=at,
-                    expected="container_image in the profile, or the steps one by one",
-                    found=", ".join(images),
-                    hints=[_appended(at, image) for image in images],
-                )
+                what = "one job works on all these steps, and their configs name several images"
+                expected = "container_image in the profile, or the steps one by one"
+                hints = [_appended(at, f'container_image = "{image}"') for image in (value, *others)]
+                raise ConfigError(what, where=at, expected=expected, found=", ".join((value, *others)), hints=hints)
             merged[key], lines[key] = value, where or at
         profile = _validated(model, merged, name, lines)
         image, always = merged.get("container_image"), "container_image" in model.of_image
         needs = [key for key in model.of_image if merged.get(key)]
         if job is None or not ((always and not image) or (needs and image is None)):
             return profile
-        without = () if always else (_appended(at, "") + "   # without a container",)
+        build = 'container_image = "nemotron-steps:cuda"'
+        hints = [f"{_appended(at, build)}   # docs/executors.md: how to build it"]
+        hints += [] if always else [_appended(at, 'container_image = ""') + "   # without a container"]
         lacking = NoImageError(
             f"[{name}] needs an image{' for its ' if needs else ''}{' and '.join(needs)}, and neither it nor the "
             "step's config names one",
             where=lines.get((*needs, "")[0], at),
             expected="container_image in the profile, or run.env.container=IMAGE",
-            hints=(_appended(at, "nemotron-steps:cuda") + "   # docs/executors.md: how to build it", *without),
+            hints=hints,
         )
         lacking.profile = profile
         raise lacking
@@ -409,11 +406,7 @@ def _validated(model: type[TableT], values: Mapping[str, Any], table: str, lines
     return validate(ComposedConfig(f"[{table}]", dict(values), {}, origins, lines[""]), model)
 
 
-def _appended(where: str, image: str) -> str:
-    return _sed(where, f"a container_image = {json.dumps(image)}")
-
-
-def _sed(where: str | None, script: str) -> str:
-    """A command that changes env.toml at a place."""
-    file, _, line = (where or "").rpartition(":")
-    return f"sed -i {shlex.quote(line + script)} {shlex.quote(file)}"
+def _appended(where: str, text: str) -> str:
+    """A command that adds a line to env.toml after another."""
+    file, _, line = where.rpartition(":")
+    return f"sed -i {shlex.quote(f'{line}a {text}')} {shlex.quote(file)}"
