@@ -380,9 +380,8 @@ def _filled(value: Any, where: str) -> Any:
             raise ConfigError(f"environment variable {name} is not set", where=where, found=found[0], hints=hints)
         return os.environ.get(name, re.sub(r"^(['\"])(.*)\1$", r"\2", default or ""))
 
-    before = None
-    while isinstance(value, str) and value != before:  # a default may have a variable of its own
-        before, value = value, re.sub(r"\$\{oc\.env:([A-Za-z_]\w*)(?:,([^{}]*))?\}", read, value)
+    for _ in range(3 if isinstance(value, str) else 0):  # a default may have a variable of its own, and so may that
+        value = re.sub(r"\$\{oc\.env:([A-Za-z_]\w*)(?:,([^{}]*))?\}", read, value)
     return value
 
 
