@@ -61,26 +61,16 @@ class StepsError(Exception):
     def render(self) -> str:
         """The error as plain text: code and sentence, then where, expected, found and hints."""
         lines = [f"error[{self.code}]: {self.what}"]
-        if self.where is not None:
-            lines.append(f"  --> {self.where}")
-        if self.expected is not None:
-            lines.append(f"  expected: {self.expected}")
-        if self.found is not None:
-            lines.append(f"  found:    {self.found}")
+        for label, text in (("-->", self.where), ("expected:", self.expected), ("found:   ", self.found)):
+            if text is not None:
+                lines.append(f"  {label} {text}")
         lines.extend(f"  hint: {hint}" for hint in self.hints)
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """The error as JSON-serialisable fields, for `--json` and the event journal."""
-        return {
-            "code": self.code,
-            "class": type(self).__name__,
-            "what": self.what,
-            "where": self.where,
-            "expected": self.expected,
-            "found": self.found,
-            "hints": list(self.hints),
-        }
+        said = {key: getattr(self, key) for key in ("what", "where", "expected", "found")}
+        return {"code": self.code, "class": type(self).__name__, **said, "hints": list(self.hints)}
 
 
 def of_run(error: StepsError, run: str) -> StepsError:
