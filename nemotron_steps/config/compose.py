@@ -228,12 +228,9 @@ def compose(
     job = _take_job(values, origins, search.step)
     inputs = values.pop(INPUTS_KEY, None) or {}
     if not isinstance(inputs, dict):
-        raise ConfigError(
-            f"`{INPUTS_KEY}` maps a step's ports to where their artifacts come from",
-            where=origin_of(origins, (INPUTS_KEY,)),
-            expected="inputs: {PORT: {step: STEP, config: NAME}} or {PORT: PATH}",
-            found=type(inputs).__name__,
-        )
+        what, where = f"`{INPUTS_KEY}` maps a step's ports to their artifacts", origin_of(origins, (INPUTS_KEY,))
+        expected = "inputs: {PORT: {step: STEP, config: NAME}} or {PORT: PATH}"
+        raise ConfigError(what, where=where, expected=expected, found=type(inputs).__name__)
     if schema is not None:
         from nemotron_steps.config.published import translate
         from nemotron_steps.config.validation import has_key

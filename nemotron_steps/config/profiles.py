@@ -114,11 +114,8 @@ def _tracker(name: str) -> str | None:
 def tracker_class(name: str) -> Any:
     """The class that another package brings for a table. UnsupportedError if none does, or it cannot be loaded."""
     if (reference := _tracker(name)) is None:
-        raise UnsupportedError(
-            f"the [{name}] table of env.toml needs a package that brings a tracker '{name}'",
-            where=f"[{name}]",
-            hints=(f"pip install {_IN_EXAMPLES[name]}",),
-        )
+        what = f"the [{name}] table of env.toml needs a package that brings a tracker '{name}'"
+        raise UnsupportedError(what, where=f"[{name}]", hints=(f"pip install {_IN_EXAMPLES[name]}",))
     try:
         return load_object(reference)
     except (ImportError, AttributeError) as error:
