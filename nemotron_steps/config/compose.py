@@ -110,26 +110,20 @@ class SearchPath:
         step: step id; its configs are named `<step id>/<name>`.
         roots: the `configs/` folders of packs, the step's own pack first.
         beside: the `config/` folder beside the step's manifest, as in the public layout.
-        rivals: the roots of packs with another step of this id. Bases may come from them, this step's configs not.
     """
 
     step: str
     roots: tuple[Path, ...] = ()
     beside: Path | None = None
-    rivals: frozenset[Path] = frozenset()
 
     def mounts(self) -> tuple[Mount, ...]:
         """Mounts in order of precedence."""
         own = (Mount(self.step, self.beside),) if self.beside is not None else ()
         return (*own, *(Mount("", root) for root in self.roots))
 
-    def _own(self) -> list[Mount]:
-        """The mounts that may hold configs of this step."""
-        return [mount for mount in self.mounts() if mount.prefix or mount.folder not in self.rivals]
-
     def names(self) -> tuple[str, ...]:
         """The config names this step has, sorted."""
-        folders = [mount.group(self.step) for mount in self._own()]
+        folders = [mount.group(self.step) for mount in self.mounts()]
         return tuple(sorted({file.stem for folder in folders if folder for file in folder.glob("*.yaml")}))
 
     def locate(self, config: str | None) -> tuple[str | None, tuple[Mount, ...]]:
@@ -152,7 +146,7 @@ class SearchPath:
                 hints=did_you_mean([str(there[other]) for other in meant(file.stem, there)[:1]]) or hints,
             )
         name = config or DEFAULT_CONFIG
-        if first_file(self._own(), f"{self.step}/{name}") is not None:
+        if first_file(self.mounts(), f"{self.step}/{name}") is not None:
             return f"{self.step}/{name}", self.mounts()
         if config is None or (config == DEFAULT_CONFIG and not names):
             return None, self.mounts()
@@ -234,12 +228,9 @@ def compose(
     job = _take_job(values, origins, search.step)
     inputs = values.pop(INPUTS_KEY, None) or {}
     if not isinstance(inputs, dict):
-        raise ConfigError(
-            f"`{INPUTS_KEY}` maps a step's ports to where their artifacts come from",
-            where=origin_of(origins, (INPUTS_KEY,)),
-            expected="inputs: {PORT: {step: STEP, config: NAME}} or {PORT: PATH}",
-            found=type(inputs).__name__,
-        )
+        what, where = f"`{INPUTS_KEY}` maps a step's ports to their artifacts", origin_of(origins, (INPUTS_KEY,))
+        expected = "inputs: {PORT: {step: STEP, config: NAME}} or {PORT: PATH}"
+        raise ConfigError(what, where=where, expected=expected, found=type(inputs).__name__)
     if schema is not None:
         from nemotron_steps.config.published import translate
         from nemotron_steps.config.validation import has_key

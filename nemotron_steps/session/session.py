@@ -281,12 +281,7 @@ class Session:
 
         packs = sorted(self.registry.packs, key=lambda pack: pack.name != manifest.pack)
         configs = {pack.name: pack.configs for pack in packs if pack.configs is not None}
-        alike = [step for step in self.registry.hidden_steps.values() if step.step.id == manifest.step.id]
-        if alike:
-            alike.append(self.registry.step(manifest.step.id))
-        rivals = {step.pack for step in alike} - {manifest.pack}
-        rival_configs = frozenset(folder for name, folder in configs.items() if name in rivals)
-        return SearchPath(manifest.step.id, tuple(configs.values()), manifest.config_dir, rival_configs)
+        return SearchPath(manifest.step.id, tuple(configs.values()), manifest.config_dir)
 
     def _has_key(self, step_id: str, key: str) -> bool:
         """Whether a step's config has a key; not, where the step has no config model."""
