@@ -9,8 +9,7 @@ import pytest
 from nemotron_steps.config.schema.tool_preferences import ToolTasksSource
 from nemotron_steps.errors import DataError
 from nemotron_steps.steps.data_prep import tool_preference_prep as tool_tasks
-from nemotron_steps.steps.data_prep.hallucinations import HallucinationMaker
-from nemotron_steps.steps.data_prep.tool_preference_prep import tool_rows
+from nemotron_steps.steps.data_prep.tool_preference_prep import HallucinationMaker, tool_rows
 
 
 def row(*tools: dict[str, Any], **arguments: Any) -> dict[str, Any]:
@@ -40,9 +39,7 @@ def test_what_the_environment_would_reward_is_no_rejected_answer() -> None:
 
 
 def test_more_requests_than_there_are_are_refused_with_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        tool_tasks, "_TASKS", tuple(t for t in tool_tasks._TASKS if t[0] in ("set_timer", "play_song"))
-    )
+    monkeypatch.setattr(tool_tasks, "_TASKS", tuple(t for t in tool_tasks._TASKS if t[0] in ("set_timer", "play_song")))
     with pytest.raises(DataError, match="too few different tool requests") as caught:
         tool_rows(ToolTasksSource(offered=1, unanswerable_share=0.0), 200, seed=0)
     assert caught.value.found == str(89 + 7) and caught.value.hints == ("rows.train=48",)
