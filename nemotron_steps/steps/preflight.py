@@ -117,23 +117,9 @@ def _refuse_of_vllm(models: Mapping[str, ModelSpec], config: Section) -> None:
             raise each
 
 
-def check_tensors(folder: Path) -> Architecture:
+def check_tensors(folder: Path, architecture: Architecture | None = None) -> Architecture:
     """Refuse a folder whose tensors are not those of its config.json, by the first that is not."""
-    return _check_stored(folder, Architecture.from_folder(folder))
-
-
-def check_known_tensors(folder: Path) -> Architecture | None:
-    """`check_tensors` of a folder whose family may be unknown here (None), or that is a Megatron checkpoint."""
-    if hf_folder(folder) != folder or str(read_config(folder / "config.json").get("model_type")) not in FAMILIES:
-        return None
-    try:
-        architecture = Architecture.from_folder(folder)
-    except UnsupportedError:
-        return None
-    return _check_stored(folder, architecture)
-
-
-def _check_stored(folder: Path, architecture: Architecture) -> Architecture:
+    architecture = architecture or Architecture.from_folder(folder)
     stored: dict[str, Stored] = {}
     file_of: dict[str, str] = {}
     for shard in safetensors_shards(folder):
@@ -144,6 +130,17 @@ def _check_stored(folder: Path, architecture: Architecture) -> Architecture:
             stored[name] = Stored(entry["dtype"].lower(), tuple(entry["shape"]), entry["dtype"] in _PLAIN)
     check_stored(stored, architecture, str(folder))
     return architecture
+
+
+def check_known_tensors(folder: Path) -> Architecture | None:
+    """`check_tensors` of a folder whose family may be unknown here (None), or that is a Megatron checkpoint."""
+    if hf_folder(folder) != folder or str(read_config(folder / "config.json").get("model_type")) not in FAMILIES:
+        return None
+    try:
+        architecture = Architecture.from_folder(folder)
+    except UnsupportedError:
+        return None
+    return check_tensors(folder, architecture)
 
 
 def check_converted(config: ConvertConfig, inputs: Mapping[str, Artifact | None]) -> None:
