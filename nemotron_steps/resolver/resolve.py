@@ -79,16 +79,11 @@ def resolve(
         _address(uncomposed, node, request, nodes)
     unfilled = tuple(problem for problem in problems if allow_unfilled and isinstance(problem, FILLABLE))
     raise_all([problem for problem in problems if problem not in unfilled], f"cannot plan '{request.command}'")
-    unread = [
-        f"the config of {node.key}, which has no implementation here, cannot be read: {node.config.unread}"
-        for node in order
-        if node.config.unread is not None
-    ]
     return Plan(
         tuple(node.planned(subjects.get(node.key)) for node in order),
         tuple(node.key for node in nodes),
         request.name or request.command,
-        (*sources.notes, *unread),
+        tuple(sources.notes),
         unfilled,
         sources.taken,
     )
