@@ -87,7 +87,13 @@ class CheckSubject:
         return self.config.origin(key)
 
     def problem(
-        self, kind: type[problems.PlanProblem], what: str, port: str | None = None, key: str | None = None, **said: Any
+        self,
+        kind: type[problems.PlanProblem],
+        what: str,
+        port: str | None = None,
+        key: str | None = None,
+        /,
+        **said: Any,
     ) -> problems.PlanProblem:
         """What is wrong with the artifact at a port, or with the step, as a config key says."""
         at = self.key if port is None else f"{self.key}.{port}"
@@ -150,11 +156,8 @@ def check_parameters(manifest: StepManifest, config: StepConfig, key: str) -> It
     for index, parameter in enumerate(manifest.parameters):
         name, flat = parameter.name, config.flat
         if config.has_key is not None and not config.has_key(name):
-            what, where = (
-                f"parameter '{name}' of {manifest.id} is not a key of its config",
-                ("parameters", index, "name"),
-            )
-            yield problems.ParameterProblem(what, chain=(key,), where=manifest.where(*where))
+            what = f"parameter '{name}' of {manifest.id} is not a key of its config"
+            yield problems.ParameterProblem(what, chain=(key,), where=manifest.where("parameters", index, "name"))
         elif name in flat and not parameter.allows(flat[name]):
             choices = [_shown(choice) for choice in parameter.choices]
             yield problems.ParameterProblem(
@@ -278,7 +281,7 @@ def models_are_described(subject: CheckSubject) -> Iterator[problems.PlanProblem
             paste = f"hf download MODEL config.json --local-dir {shlex.quote(source.folder)}   # as it was published"
         for what, expected, found in misdescribed(recorded.get("shape", {}), family.kind):
             what = f"config.json of {source.ref} has {what}"
-            said: dict[str, Any] = {"expected": expected, "found": found, "hints": (paste,)}
+            said = {"expected": expected, "found": found, "hints": (paste,)}
             yield subject.problem(problems.ModelLimitProblem, what, port, **said)
         rope = recorded.get("rope_type", "default")
         converts = "checkpoint_megatron" in (made.type for made in subject.manifest.produces)
