@@ -208,7 +208,7 @@ def check_attributes(
     *,
     key: str | None = None,
     sources: Mapping[str, str] | None = None,
-) -> list[problems.AttributeConflict]:
+) -> list[problems.PlanProblem]:
     """Every requirement and constraint of a step that the attributes of its inputs break.
 
     `known`: port → attributes of the artifact bound to it; what is missing breaks nothing. `sources`: port → where its

@@ -1,7 +1,7 @@
 """Everything that can be wrong with a chain, each with a code of its own; PlanError (E300) carries them all."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from nemotron_steps.errors import ArtifactError, PlanError, StepsError
 
@@ -35,70 +35,23 @@ class PlanProblem(PlanError):
         return {**StepsError.to_dict(self), "chain": list(self.chain)}
 
 
-class TypeMismatch(PlanProblem):
-    """An artifact of one type is fed to a port of an unrelated type."""
-
-    code = "E301"
+def _kind(name: str, code: str, parent: type[PlanProblem] = PlanProblem) -> type[PlanProblem]:
+    return cast("type[PlanProblem]", type(name, (parent,), {"code": code, "__module__": __name__}))
 
 
-class WrongDirection(TypeMismatch):
-    """A port wants a narrower type than it is given."""
-
-    code = "E302"
-
-
-class MissingInput(PlanProblem):
-    """Nothing feeds a required port."""
-
-    code = "E303"
-
-
-class AttributeConflict(PlanProblem):
-    """Inputs disagree on an attribute, or an input is not what its port needs."""
-
-    code = "E304"
-
-
-class UnknownPort(PlanProblem):
-    """No such port or stage."""
-
-    code = "E305"
-
-
-class AmbiguousSource(PlanProblem):
-    """Several artifacts could feed a port."""
-
-    code = "E306"
-
-
-class PlaceholderValue(PlanProblem):
-    """A value still has to be filled in."""
-
-    code = "E307"
-
-
-class ParameterProblem(PlanProblem):
-    """A parameter does not exist in the step's config, or its value is none of its choices."""
-
-    code = "E308"
-
-
-class BatchSizeProblem(PlanProblem):
-    """Batch sizes that do not divide."""
-
-    code = "E309"
-
-
-class LayoutProblem(PlanProblem):
-    """A parallel layout that does not fit the GPUs."""
-
-    code = "E310"
-
-
-class SourceCycle(PlanProblem):
-    """A step's inputs come, in the end, from itself."""
-
-    code = "E311"
+TypeMismatch = _kind("TypeMismatch", "E301")
+WrongDirection = _kind("WrongDirection", "E302", TypeMismatch)
+MissingInput = _kind("MissingInput", "E303")
+AttributeConflict = _kind("AttributeConflict", "E304")
+UnknownPort = _kind("UnknownPort", "E305")
+AmbiguousSource = _kind("AmbiguousSource", "E306")
+PlaceholderValue = _kind("PlaceholderValue", "E307")
+ParameterProblem = _kind("ParameterProblem", "E308")
+BatchSizeProblem = _kind("BatchSizeProblem", "E309")
+LayoutProblem = _kind("LayoutProblem", "E310")
+SourceCycle = _kind("SourceCycle", "E311")
+ModelLimitProblem = _kind("ModelLimitProblem", "E312")
+MemoryProblem = _kind("MemoryProblem", "E313")
 
 
 class AbsentInput(ArtifactError):
@@ -107,18 +60,6 @@ class AbsentInput(ArtifactError):
 
 FILLABLE = (MissingInput, PlaceholderValue, AbsentInput)
 """What a plan that is only looked at may lack."""
-
-
-class ModelLimitProblem(PlanProblem):
-    """A model lacks the positions, or the chat template, for what is asked of it."""
-
-    code = "E312"
-
-
-class MemoryProblem(PlanProblem):
-    """A GPU has less memory than the parts on it take."""
-
-    code = "E313"
 
 
 def raise_all(problems: Sequence[StepsError], what: str) -> None:

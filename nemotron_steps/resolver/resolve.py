@@ -13,7 +13,7 @@ from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.resolver import checks
 from nemotron_steps.resolver.graph import Graph, Node
 from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput
-from nemotron_steps.resolver.problems import FILLABLE, AttributeConflict, raise_all
+from nemotron_steps.resolver.problems import FILLABLE, PlanProblem, raise_all
 from nemotron_steps.resolver.request import Compose, DescribeInput, Newest, Request
 from nemotron_steps.resolver.sources import Sources, add_goal
 
@@ -118,12 +118,12 @@ def _address(problem: StepsError, node: Node, request: Request, goals: Sequence[
 
 def _check_inputs(
     order: Sequence[Node], graph: Graph
-) -> tuple[dict[str, dict[str, Mapping[str, Any]]], dict[str, dict[str, SuppliedInput]], list[AttributeConflict]]:
+) -> tuple[dict[str, dict[str, Mapping[str, Any]]], dict[str, dict[str, SuppliedInput]], list[PlanProblem]]:
     """Attributes of supplied artifacts, carried along outputs that inherit them, against what ports need.
 
     Returns step key → port → what is known of the artifact that will be there; the same for the supplied one that it is
     known of; and every conflict."""
-    conflicts: list[AttributeConflict] = []
+    conflicts: list[PlanProblem] = []
     known: dict[StepOutput, Mapping[str, Any]] = {}
     inherited_from: dict[StepOutput, SuppliedInput] = {}
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
