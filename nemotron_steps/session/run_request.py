@@ -22,7 +22,7 @@ class UsageError(RequestError, ValueError):
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What was asked for on the command line, as plain values that can be kept in a run folder."""
+    """What was asked for, as plain values that can be kept in a run folder."""
 
     targets: tuple[str, ...]
     overrides: tuple[str, ...] = ()
