@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.errors import ConfigError, RequestError, StepsError
+from nemotron_steps.errors import RequestError, StepsError
 from nemotron_steps.session.run_request import UsageError
 
 if TYPE_CHECKING:
@@ -212,19 +212,12 @@ class Session:
         manifest = self.registry.step(step_id)
         reference = manifest.step.config_schema
         schema = None if reference is None else load_schema(reference)
-        try:
-            found = compose(config_name, overrides, search=self._search_path(manifest), schema=schema)
-        except ConfigError as error:
-            # Written for another tool, with resolvers and defaults of its own: its ports can still be checked.
-            if schema is not None or manifest.step.entry is not None:
-                raise
-            config = StepConfig({}, unread=error.what)
-        else:
-            values, known = found.values, None
-            if schema is not None:
-                bound = frozenset(key for port in manifest.consumes for key in port.bindings)
-                values, known = complete(found, schema, bound), partial(has_key, schema)
-            config = StepConfig(values, found.inputs, known, found.origin, found.variables, job=found.job)
+        found = compose(config_name, overrides, search=self._search_path(manifest), schema=schema)
+        values, known = found.values, None
+        if schema is not None:
+            bound = frozenset(key for port in manifest.consumes for key in port.bindings)
+            values, known = complete(found, schema, bound), partial(has_key, schema)
+        config = StepConfig(values, found.inputs, known, found.origin, found.variables, job=found.job)
         self._composed[key] = config
         return config
 
