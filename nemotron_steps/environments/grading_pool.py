@@ -69,12 +69,10 @@ class GradingPool:
         return reply["value"]
 
     async def close(self) -> None:
-        """End the helper processes."""
         while self._free:
             await _kill(self._free.pop())
 
     async def _start(self) -> asyncio.subprocess.Process:
-        """A helper that waits for its first call."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "nemotron_steps.environments.grading_pool"),
             *(str(os.getpid()), str(self._cpu_s), self._name),

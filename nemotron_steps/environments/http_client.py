@@ -143,15 +143,12 @@ class JsonClient:
         return await self._request("POST", path, json.dumps(body).encode(), sent)
 
     async def get(self, path: str) -> Any:
-        """GET and parse JSON; errors as post."""
         return (await self._request("GET", path, None, {}))[0]
 
     def read(self, path: str) -> Any:
-        """As get, for blocking callers."""
         return run(self.get(path))
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """As wait_ready, for blocking callers."""
         run(self.wait_ready(timeout_s))
 
     async def wait_ready(self, timeout_s: float) -> None:

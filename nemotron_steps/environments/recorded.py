@@ -31,7 +31,6 @@ class Regraded:
     verdict: GradeResult
 
     def agrees(self, tolerance: float) -> bool:
-        """Whether both rewards are there and the same, or neither is."""
         if self.recorded is None or self.verdict.reward is None:
             return self.recorded is self.verdict.reward
         return abs(self.recorded - self.verdict.reward) <= tolerance

@@ -93,7 +93,6 @@ class Multichallenge(RubricEnvironment):
                 raise RowError(f"rubric[{index}].pass_criteria", "YES or NO", repr(item.get("pass_criteria")))
 
     async def passes(self, row: Row, answer: str, item: dict[str, Any]) -> bool:
-        """Whether the label that the judge names last is the item's."""
         passing = _passing(item)
         context = str(row.get("context") or "") or "\n\n".join(
             f"[{message['role'].upper()}]: {message['content']}" for message in conversation(row)
@@ -130,7 +129,6 @@ class InverseIf(RubricEnvironment):
         check_rubric(row, "criteria")
 
     async def passes(self, row: Row, answer: str, item: dict[str, Any]) -> bool:
-        """Whether the judge's `result` is PASS, the first that it writes and the last."""
 
         def read(reply: str) -> bool | None:
             results = [result.upper() for _, _, result in _RESULT.findall(reply)]

@@ -93,7 +93,6 @@ class RemoteEnvironment(Environment):
                 raise RowError(path, f"a value at `{path}`", "nothing")
 
     async def seed(self, row: Row) -> Session:
-        """Open the server's session; its cookie is the state."""
         session = await super().seed(row)
         try:
             answer, cookies = await self.client.post("/seed_session", {**row, **self._policy})
@@ -122,7 +121,6 @@ class RemoteEnvironment(Environment):
             return "error: the answer is nested too deep"
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """The server's reward; a masked or missing one is a failure."""
         cookies = session.state.cookies if session.state else None
         return self._verdict(await self._judged("/verify", {**row, "response": response_object(response)}, cookies))
 
@@ -179,7 +177,6 @@ class RemoteAgent(RemoteEnvironment):
     runs_agent: ClassVar[bool] = True
 
     def check_row(self, row: Row, where: str) -> None:
-        """As every environment; and there must be an endpoint for the agent to use."""
         if self.config.policy_base_url is None:
             raise ConfigError(
                 "an agent needs an endpoint to sample from",
@@ -206,7 +203,6 @@ class RemoteAgent(RemoteEnvironment):
         return AgentRun(output, self._verdict(answer), truncated=bool(response.get("incomplete_details")))
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """Never asked for: the verdict comes with the rollout."""
         raise AssertionError("an agent's rollout carries its own verdict")
 
 

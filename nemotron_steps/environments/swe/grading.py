@@ -45,14 +45,12 @@ class HiddenTests:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], default_command: str) -> HiddenTests:
-        """Those of a row."""
         command = str(row.get("test_command") or default_command)
         patches = (str(row.get(key) or "") for key in ("test_patch", "patch"))
         return cls(command, row.get("test_files") or {}, *patches)
 
     @property
     def shell(self) -> str:
-        """The command with the test files' paths."""
         return self.command.replace(TESTS, " ".join(map(shlex.quote, self.modules)))
 
     @property
@@ -145,7 +143,6 @@ class Grader:
         self._tasks: OrderedDict[str, _Task] = OrderedDict()
 
     async def grade(self, task: str, prepare: Prepare, command: str, wall_s: float | None) -> Graded:
-        """How an answer to a task does."""
         known = self._tasks.setdefault(task, _Task())
         if len(self._tasks) > REMEMBERED:
             self._tasks.popitem(last=False)

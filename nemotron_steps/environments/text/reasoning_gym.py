@@ -57,7 +57,6 @@ class ReasoningGym(Environment):
     required_fields: ClassVar[tuple[str, ...]] = ("question", "metadata.source_dataset")
 
     def check_values(self, row: Row) -> None:
-        """The data set must exist in the installed library, and the fields its scorer evaluates must be plain data."""
         if "answer" not in row:
             raise RowError("answer", "the reference answer (null where the data set has none)", "no such field")
         if not isinstance(row["answer"], str | None):
