@@ -58,9 +58,7 @@ class MathWithJudge(JudgedEnvironment):
             raise RowError("expected_answer", "a mathematical expression" if expected else "a non-empty answer", found)
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        return await self.verify_answer(str(row["question"]), str(row["expected_answer"]), response.text)
-
-    async def verify_answer(self, question: str, expected: str, text: str) -> GradeResult:
+        question, expected, text = str(row["question"]), str(row["expected_answer"]), response.text
         answer = last_boxed(text)
         components = {"boxed": float(bool(answer))}
         if answer is None:
