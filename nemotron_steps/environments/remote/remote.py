@@ -156,9 +156,8 @@ class RemoteEnvironment(Environment):
         components = answer.get("components")
         given = components if isinstance(components, dict) else {}
         numbers = {key: value for key, value in given.items() if isinstance(value, int | float)}
-        for key, value in numbers.items():
-            if not abs(value) <= FLOAT32_MAX:
-                return _refused(f"component {key}", value)
+        if any(not abs(value) <= FLOAT32_MAX for value in numbers.values()):
+            return _refused("components", numbers)
         numbers = {key: float(value) for key, value in numbers.items()}
         notes = notes_from(answer.get("details"))
         return GradeResult(float(reward), numbers, details={JUDGE_NOTES: notes} if notes else {})
@@ -178,13 +177,10 @@ class RemoteAgent(RemoteEnvironment):
 
     def check_row(self, row: Row, where: str) -> None:
         if self.config.policy_base_url is None:
-            raise ConfigError(
-                "an agent needs an endpoint to sample from",
-                where="policy.generation.vllm_cfg.expose_http_server",
-                expected="true, or env.nemo_gym.environments.remote_agent.policy_base_url",
-                found="neither",
-                hints=("policy.generation.vllm_cfg.expose_http_server=true",),
-            )
+            key = "policy.generation.vllm_cfg.expose_http_server"
+            expected = "true, or env.nemo_gym.environments.remote_agent.policy_base_url"
+            what = "an agent needs an endpoint to sample from"
+            raise ConfigError(what, where=key, expected=expected, found="neither", hints=(f"{key}=true",))
         super().check_row(row, where)
 
     async def run_agent(self, row: Row, sampling: dict[str, Any]) -> AgentRun:
