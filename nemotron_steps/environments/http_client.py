@@ -82,8 +82,14 @@ def _wire() -> tuple[LoopThread, aiohttp.ClientSession]:
         if os.getpid() not in _wires:
             thread = LoopThread("json-http")
             _wires[os.getpid()] = thread, thread.run(session())
-            atexit.register(thread.stop, _wires[os.getpid()][1].close)
         return _wires[os.getpid()]
+
+
+@atexit.register
+def _end() -> None:
+    if os.getpid() in _wires:  # not in a forked child, which has no such thread
+        thread, session = _wires.pop(os.getpid())
+        thread.stop(session.close)
 
 
 def run(work: Coroutine[Any, Any, Value]) -> Value:
