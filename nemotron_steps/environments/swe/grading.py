@@ -199,9 +199,9 @@ async def _run(
         argv = ["head", "-c", str(RECORD_BYTES), "--", tests.record_path]
         records = (await laid.session.run(argv, cwd="/", wall_s=READ_S)).stdout
     output = await asyncio.to_thread(tests.expected.as_written, f"{result.stdout}\n{result.stderr}")
-    told = await asyncio.to_thread(test_run, output)
-    found = await asyncio.to_thread(tests.expected.findings, told.passed, told.others, records, orders)
-    return _Run(told.passed, found, result.outcome, output)
+    passed, others = await asyncio.to_thread(test_run, output)
+    found = await asyncio.to_thread(tests.expected.findings, passed, others, records, orders)
+    return _Run(passed, found, result.outcome, output)
 
 
 async def run_as_written(prepare: Prepare, command: str, wall_s: float) -> Graded:
