@@ -274,7 +274,10 @@ class Session:
 
         packs = sorted(self.registry.packs, key=lambda pack: pack.name != manifest.pack)
         configs = {pack.name: pack.configs for pack in packs if pack.configs is not None}
-        return SearchPath(manifest.step.id, tuple(configs.values()), manifest.config_dir)
+        alike = [step for step in self.registry.hidden_steps.values() if step.step.id == manifest.step.id]
+        packs_alike = {self.registry.step(manifest.step.id).pack, *(step.pack for step in alike)} if alike else set()
+        rivals = frozenset(configs[name] for name in packs_alike - {manifest.pack} if name in configs)
+        return SearchPath(manifest.step.id, tuple(configs.values()), manifest.config_dir, rivals)
 
     def _has_key(self, step_id: str, key: str) -> bool:
         """Whether a step's config has a key; not, where the step has no config model."""
