@@ -2,12 +2,15 @@
 the loop needs around them; and half a run, a policy without a generator (SFT, DPO) or a generator without a policy.
 """
 
+import gc
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 from nemotron_steps.config.layout.constraints import device_violations, raise_if_violated, violations
 from nemotron_steps.config.layout.other_models import raise_if_teachers_violate
@@ -18,17 +21,17 @@ from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, EnvConfig, RlConfig
 from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.grpo.loop import GrpoRun
+from nemotron_steps.engine.grpo.loop import GrpoRun, StepwiseJudge
 from nemotron_steps.engine.grpo.rewards import RewardPenalties
 from nemotron_steps.engine.grpo.step import Distillation, needs_reference_logprobs
 from nemotron_steps.engine.losses.distillation import DistillationLoss, TeacherKl
 from nemotron_steps.engine.losses.loss import Loss, SampledFrom
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
-from nemotron_steps.engine.memory_tuning import free_left_gpu_memory, share_gpu_memory
+from nemotron_steps.engine.memory_tuning import share_gpu_memory
 from nemotron_steps.engine.placement.policy_group import teacher_config
 from nemotron_steps.engine.reporting import Reporter
-from nemotron_steps.engine.rollouts.judges import GeneratorJudge, StepwiseJudge
 from nemotron_steps.engine.setup.backends import (
+    GeneratorJudge,
     build_collector,
     build_generator,
     build_judges,
@@ -171,7 +174,8 @@ def build_run(
         judges=needs.judges,
         teachers=_teachers(config),
     )
-    free_left_gpu_memory()
+    if torch.cuda.is_available():  # what an earlier run of this process left on its GPU in cycles
+        gc.collect()
     parts = place(config, wanted)
     with parts.resources:
         reporter.event("placement", **parts.where)
