@@ -126,11 +126,9 @@ def failed_rollout(
     group_id: str, index: int, environment: str, verdict: GradeResult, *, truncated: bool = False
 ) -> Rollout:
     """A rollout with nothing to train: masked out and counted as failed."""
-    told = dict(told_of(verdict))
-    columns: Any = ([0], [0], [0.0], [])
-    return Rollout(
-        group_id, index, *columns, float("nan"), environment, truncated, failure=verdict.failure, metadata=told
-    )
+    nothing = Rollout(group_id, index, [0], [0], [0.0], [], math.nan, environment, truncated, failure=verdict.failure)
+    nothing.metadata.update(told_of(verdict))
+    return nothing
 
 
 ENVIRONMENT_SECONDS = 3600.0

@@ -1,7 +1,5 @@
 """The `embedded` generator: continuous batching in this process, on any device, with no server.
 
-    submit -> waiting sequences -> admitted (prefill, once a prompt) -> decoded one token a step -> Completion
-
 Members of a group share one prefill. A finished sequence leaves the batch and a waiting one takes its place at the
 next step. Weights may change between two steps. Not for large models at full speed (vllm/).
 """
