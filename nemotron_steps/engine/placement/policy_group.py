@@ -47,7 +47,7 @@ class PolicyWorker(RankWorker):
     _sender: StreamSender | None = None
 
     def build(self, config: PolicyConfig, checkpoint: Path, loss_fn: Loss, reference: bool, total_steps: int) -> None:
-        """Load this rank's part of the model; arguments as setup.policy_backends' build_policy."""
+        """Load this rank's part of the model; arguments as setup.backends' build_policy."""
         from nemotron_steps.engine.setup.backends import build_policy
 
         self._policy = build_policy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
@@ -163,7 +163,7 @@ class RayPolicy(RankGroup):
     def build(
         self, config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, reference: bool, total_steps: int
     ) -> None:
-        """Load the model on every rank; arguments as setup.policy_backends' build_policy."""
+        """Load the model on every rank; arguments as setup.backends' build_policy."""
         self.everywhere("build", config, checkpoint, loss_fn, reference, total_steps)
 
     def build_teachers(self, wanted: WantedTeachers) -> Teachers:
