@@ -10,8 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-
 from nemotron_steps.config.layout.constraints import device_violations, raise_if_violated, violations
 from nemotron_steps.config.layout.other_models import raise_if_teachers_violate
 from nemotron_steps.config.layout.parallel_config import parallel_config_of
@@ -174,8 +172,7 @@ def build_run(
         judges=needs.judges,
         teachers=_teachers(config),
     )
-    if torch.cuda.is_available():  # what an earlier run of this process left on its GPU in cycles
-        gc.collect()
+    gc.collect()  # frees what an earlier run of this process left on its GPU in cycles
     parts = place(config, wanted)
     with parts.resources:
         reporter.event("placement", **parts.where)
