@@ -233,7 +233,7 @@ async def rate_prompts(
             for prompt in prompts:
                 await gate.acquire()
                 under_way.create_task(rate(began(prompt), prompt))
-    except ExceptionGroup as failed:
+    except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from None
 
 
