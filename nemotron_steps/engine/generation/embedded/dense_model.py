@@ -1,9 +1,8 @@
 """Forward pass of a dense decoder-only model against a column-aligned KV cache, written for few kernel launches.
 
-Weights are held fused: one matrix for Q, K and V, one for gate and up. Rows of the QKV matrix are grouped by key-value
-head (its queries, its key, its value), so that (sequence, key-value head) is one batch dimension, here called a lane.
-The two halves of every query and key head are interleaved at load, which turns the rotary embedding into one complex
-multiplication and changes no score.
+Weights are held fused. Rows of the QKV matrix are grouped by key-value head (its queries, its key, its value), so that
+(sequence, key-value head) is one batch dimension, here called a lane. The two halves of every query and key head are
+interleaved at load, which turns the rotary embedding into one complex multiplication and changes no score.
 
 Shapes: B rows, T tokens, W cache columns in view, H hidden, D head size, R query heads per key-value head.
 """
