@@ -220,7 +220,7 @@ def check_attributes(
     artifact comes from, for messages."""
     key = key or manifest.id
     sources = sources or {}
-    found = []
+    found: list[problems.PlanProblem] = []
     for port in manifest.consumes:
         have = known.get(port.name, {})
         for name, wanted in port.attributes.items():

@@ -194,9 +194,8 @@ class Session:
             manifest, config = self.registry.find_step(goal.step_id), goal.config_name
             if config is not None and manifest is not None and len(own) > 1:
                 # Of a list, a file is for the last step, a name for all that have a config of that name.
-                named = config in self._search_path(manifest).names()
-                last = goal is chain.goals[-1] and (is_path(config) or bool(manifest.config_names))
-                config = config if last or named else None
+                for_last = goal is chain.goals[-1] and (is_path(config) or bool(manifest.config_names))
+                config = config if for_last or config in self._search_path(manifest).names() else None
             goals.append(replace(goal, config_name=config, overrides=overrides))
         return replace(chain, goals=tuple(goals))
 
