@@ -62,7 +62,7 @@ _MOST_GROUPS = 2
 def _heads_forward(
     mixed, scale, cos_sin, query, key, value, inverse_rms, tokens, eps,
     GROUPS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
-    EACH: tl.constexpr,
+    EACH: tl.constexpr
 ):  # fmt: skip
     """One program: BLOCK tokens of one head slot (HEADS queries, then the key, then the value) of EACH groups."""
     token = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
@@ -105,7 +105,7 @@ def _heads_forward(
 def _heads_backward(
     mixed, scale, cos_sin, inverse_rms, grad_query, grad_key, grad_value, grad_mixed, grad_scale, tokens,
     GROUPS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
-    EACH: tl.constexpr,
+    EACH: tl.constexpr
 ):  # fmt: skip
     """As `_heads_forward`; grad_scale [programs, HEADS + 1, 2 · HALF] gets each program's share."""
     token = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
@@ -178,7 +178,7 @@ def _add_norm_forward(states, added, weight, total, normed, inverse_rms, width, 
 @triton.jit(do_not_specialize=["rows", "per_program"])
 def _add_norm_backward(
     total, weight, inverse_rms, grad_total, grad_normed, grad, grad_weight, rows, width, per_program,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr
 ):  # fmt: skip
     """grad_weight [programs, width] gets each program's share."""
     column = tl.arange(0, BLOCK)
