@@ -29,8 +29,6 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
     truncate: bool = True
 
 

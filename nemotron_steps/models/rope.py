@@ -64,11 +64,6 @@ def _yarn(
     extrapolation = 1 - ramp
     frequencies = (plain / scaling.factor) * (1 - extrapolation) + plain * extrapolation
 
-    def mscale(scale: float, weight: float = 1.0) -> float:
-        return 1.0 if scale <= 1 else 0.1 * weight * math.log(scale) + 1.0
-
     if scaling.attention_factor is not None:
         return frequencies, scaling.attention_factor
-    if scaling.mscale and scaling.mscale_all_dim:
-        return frequencies, mscale(scaling.factor, scaling.mscale) / mscale(scaling.factor, scaling.mscale_all_dim)
-    return frequencies, mscale(scaling.factor)
+    return frequencies, 1.0 if scaling.factor <= 1 else 0.1 * math.log(scaling.factor) + 1.0

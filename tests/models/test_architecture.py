@@ -214,7 +214,6 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         {**YARN, "truncate": False},
         {**YARN, "original_max_position_embeddings": 4096, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False},
         {**YARN, "attention_factor": 1.25},
-        {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3},
         # Past half of the head's size even the slowest pair turns often: the ramp ends behind the last of them.
         {**YARN, "original_max_position_embeddings": 2**20},
     ],

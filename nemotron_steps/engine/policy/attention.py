@@ -15,12 +15,11 @@ from torch.autograd.function import once_differentiable
 from nemotron_steps.engine.kernels.cpu_layers import attention_half, native_attention, runs_natively
 from nemotron_steps.engine.kernels.fused import split_heads
 from nemotron_steps.engine.policy.distributed.context_parallel import (
+    collect,
     columns,
-    from_shares,
     head_shares,
     spread,
     to_heads,
-    to_shares,
     to_tokens,
 )
 from nemotron_steps.engine.policy.layers import column_linear, row_linear
@@ -220,12 +219,13 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
         if shares is None:
             query, key, value = (to_heads(states, group) for states in (query, key, value))
             return to_tokens(flat_attention(query, key, value, layout), group)
-        query, key, value = to_shares(query, key, value, shares, group)
+        key, value = spread(torch.cat((key, value), dim=2), shares.keys, group).chunk(2, dim=2)
+        query = spread(query, shares.queries, group)
         if len(shares.of) == ranks:
             out = flat_attention(query, key, value, layout)
         else:
             out = part_attention(query, key, value, layout.part(shares.ranges(tokens)))
-        return from_shares(out, shares, group)
+        return collect(out.view(out.shape[0], max(shares.queries.received), -1), shares.queries, group)
 
     def after_norm(self, hidden: Tensor, norm: torch.nn.RMSNorm, layout: TokenLayout, cos_sin: Tensor) -> Tensor:
         """hidden + attention of its norm, on one rank, in float32 on CPU."""

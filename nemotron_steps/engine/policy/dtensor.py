@@ -247,8 +247,7 @@ class DTensorPolicy:
 
     def save_hf(self, path: str | Path) -> None:
         """A Hugging Face checkpoint folder. Collective; rank 0 writes."""
-        ignored = tuple(self.model.hf._keys_to_ignore_on_load_unexpected or ())
-        write = partial(save_hf_checkpoint, path, source=self.source_folder, ignored=ignored)
+        write = partial(save_hf_checkpoint, path, source=self.source_folder)
         written_by_rank_0(write, self.weights())
 
     def save_adapter(self, path: str | Path, base: str, digest: str) -> None:

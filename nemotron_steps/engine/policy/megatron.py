@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nemotron_steps.config.schema.policy import PolicyConfig
+from nemotron_steps.config.schema.policy import MegatronConfig, PolicyConfig
 from nemotron_steps.engine.kernels.linear import row_multiple
 from nemotron_steps.engine.losses.distillation import DistillationLoss
 from nemotron_steps.engine.losses.loss import (
@@ -22,6 +22,7 @@ from nemotron_steps.engine.losses.loss import (
     all_reduce_metric_sums,
     count_normalizers,
     finalize_metrics,
+    loss_mask,
     merge_metric_sums,
 )
 from nemotron_steps.engine.memory_tuning import keep_freed_memory
@@ -41,7 +42,6 @@ from nemotron_steps.engine.policy.lora import attach_adapters, without_adapters
 from nemotron_steps.engine.policy.micro_batches import RankWork, plan_micro_batches, row_use, token_multiple
 from nemotron_steps.engine.policy.model import PolicyModel
 from nemotron_steps.engine.policy.moe import counting, replay_metrics
-from nemotron_steps.engine.policy.multi_token_prediction import PredictionLoss
 from nemotron_steps.engine.policy.optimizer import FlatAdamW, refuse_non_finite
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.engine.schedules import learning_rate
@@ -352,3 +352,40 @@ def _scatter(values: Tensor, layout: TokenLayout) -> Tensor:
     """[R, …] → [n, W, …], zero where nothing is trained."""
     flat = values.new_zeros(layout.shape[0] * layout.shape[1], *values.shape[1:])
     return flat.index_copy(0, layout.cells, values).view(*layout.shape, *values.shape[1:])
+
+
+class PredictionLoss:
+    """The loss of every depth of multi-token prediction over one global batch, summed over micro-batches.
+
+    loss_k   = − mean over trained tokens of log p(t_{i+k+1} | output_layer · h_i^k)
+    gradient of    mtp_loss_scaling_factor / depths · Σ_k loss_k    is added to that of the policy's own loss
+    """
+
+    def __init__(self, batch: TrainBatch, config: MegatronConfig, on: torch.device) -> None:
+        mask = loss_mask(batch.token_mask, batch.sample_mask)
+        depths = range(1, config.mtp_num_layers + 1)
+        self._counts = [float(mask[:, depth + 1 :].sum(dtype=torch.float64)) for depth in depths]
+        self._scale = config.mtp_loss_scaling_factor / len(self._counts)
+        self._sums = torch.zeros(2, len(self._counts), dtype=torch.float64, device=on)
+
+    def __call__(self, predicted: Sequence[Results], layout: TokenLayout, micro: TrainBatch) -> Tensor:
+        """This micro-batch's share of the loss, of `linear_predictions` of each depth."""
+        mask = loss_mask(micro.token_mask, micro.sample_mask).flatten()
+        losses, taken = [], []
+        for (logprobs, hits), ahead, count in zip(predicted, layout.ahead, self._counts, strict=True):
+            weights = mask[ahead.cells]
+            losses.append(-torch.where(weights > 0, logprobs * weights, 0.0).sum() / max(count, 1.0))
+            taken.append((hits * weights).sum() / max(count, 1.0))
+        by_depth = torch.stack(losses)
+        self._sums += torch.stack((by_depth.detach(), torch.stack(taken)))
+        return self._scale * by_depth.sum()
+
+    def metrics(self, groups: parallel.Groups) -> dict[str, float]:
+        """Of every depth: its loss, and in percent how many tokens would be accepted."""
+        if groups.data_size > 1:
+            dist.all_reduce(self._sums, group=groups.data)
+        found: dict[str, float] = {}
+        for depth, (loss, taken, count) in enumerate(zip(*self._sums.tolist(), self._counts, strict=True), start=1):
+            if count:
+                found |= {f"mtp_{depth}_loss": loss, f"mtp_{depth}_acceptance_rate": 100 * taken}
+        return found
