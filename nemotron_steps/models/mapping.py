@@ -226,13 +226,8 @@ def _check_tensor(name: str, stored: Stored, shape: tuple[int, ...], where: str 
     if not stored.is_plain:
         raise quantised(f"the tensor {name} is {stored.dtype}", where)
     if stored.shape != shape:
-        raise ArtifactError(
-            f"the tensor {name} has another shape than config.json says",
-            where=where,
-            expected=str(shape),
-            found=str(stored.shape),
-            hints=_published(where),
-        )
+        what = f"the tensor {name} has another shape than config.json says"
+        raise _misfit(what, where, expected=str(shape), found=str(stored.shape))
 
 
 def _check_names(names: set[str], wanted: Sequence[Parameter], architecture: Architecture, where: str | None) -> None:
@@ -242,40 +237,29 @@ def _check_names(names: set[str], wanted: Sequence[Parameter], architecture: Arc
     needed = [name for p in wanted if not p.optional for name in p.hf_names]
     missing = [name for name in needed if name not in names]
     prefix = module_of(architecture.family).CARRIED
+    expected = f"{len(needed)} tensors, as config.json says"
     if missing:
-        again = _published(where) or ("download or export the checkpoint again",)
         untrained = "policy.megatron_cfg.mtp_num_layers=0   # trains the model without them"
         of_blocks = architecture.trains_mtp and all(name.startswith(prefix) for name in missing)
-        raise ArtifactError(
-            f"the checkpoint lacks the tensor {missing[0]}",
-            where=where,
-            expected=f"{len(needed)} tensors, as config.json says",
-            found=f"{len(missing)} of them missing",
-            hints=(untrained, *again) if of_blocks else again,
-        )
+        what, found = f"the checkpoint lacks the tensor {missing[0]}", f"{len(missing)} of them missing"
+        raise _misfit(what, where, *([untrained] if of_blocks else []), expected=expected, found=found)
     carried = "" if architecture.trains_mtp else prefix
     # What the model makes of others, a tied output layer or rotary frequencies: WeightReader compares it with those.
-    known = {name for p in wanted for name in p.hf_names}
     extra = []
-    for name in sorted(names - known):
+    for name in sorted(names.difference(*(p.hf_names for p in wanted))):
         made = name.endswith("rotary_emb.inv_freq") or (name == HEAD and architecture.tied_embeddings)
         if not made and not (carried and name.startswith(carried)):
             extra.append(name)
     if extra:
-        raise ArtifactError(
-            f"the checkpoint has a tensor that this model has no place for: {extra[0]}",
-            where=where,
-            expected=f"the {len(needed)} tensors that config.json says, and no more",
-            found=f"{len(extra)} more",
-            hints=(*_published(where), "merge the adapter before the conversion, if that is what these tensors are of"),
-        )
+        what = f"the checkpoint has a tensor that this model has no place for: {extra[0]}"
+        raise _misfit(what, where, expected=expected, found=f"{len(extra)} more")
 
 
-def _published(where: str | None) -> tuple[str, ...]:
-    """What to do where weights and config.json in a folder are not of one model."""
-    if where is None:
-        return ()
-    return (f"hf download MODEL --local-dir {shlex.quote(where)}   # weights and config.json of one model",)
+def _misfit(what: str, where: str | None, *hints: str, expected: str, found: str) -> ArtifactError:
+    """The refusal of weights that are not of the model of config.json."""
+    folder = "FOLDER" if where is None else shlex.quote(where)
+    again = f"hf download MODEL --local-dir {folder}   # weights and config.json of one model"
+    return ArtifactError(what, where=where, expected=expected, found=found, hints=(*hints, again))
 
 
 def to_hf(weights: Mapping[str, torch.Tensor], architecture: Architecture) -> Iterator[tuple[str, torch.Tensor]]:

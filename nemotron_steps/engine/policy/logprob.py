@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nemotron_steps.engine.kernels.linear import linear_forward, outer_product, row_multiple
+from nemotron_steps.engine.kernels.fused import linear_forward, outer_product, row_multiple
 from nemotron_steps.engine.losses.distillation import TeacherKl
 from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.policy.distributed.context_parallel import sum_parts

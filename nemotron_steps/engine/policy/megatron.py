@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nemotron_steps.config.schema.policy import MegatronConfig, PolicyConfig
-from nemotron_steps.engine.kernels.linear import row_multiple
+from nemotron_steps.engine.kernels.fused import row_multiple
 from nemotron_steps.engine.losses.distillation import DistillationLoss
 from nemotron_steps.engine.losses.loss import (
     Loss,

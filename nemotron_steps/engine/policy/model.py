@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from nemotron_steps.config.layout.parallel_config import stage_layers
-from nemotron_steps.engine.kernels.linear import linear
-from nemotron_steps.engine.policy.attention import FlatSelfAttention
+from nemotron_steps.engine.kernels.fused import linear
 from nemotron_steps.engine.policy.distributed.parallel_dims import ParallelDims, device
-from nemotron_steps.engine.policy.layers import Mlp, RmsNorm
+from nemotron_steps.engine.policy.layers import FlatSelfAttention, Mlp, RmsNorm
 from nemotron_steps.engine.policy.mamba.mixer import MambaMixer
 from nemotron_steps.engine.policy.moe import MoeLayer, Router, counting
 from nemotron_steps.engine.policy.token_layout import TokenLayout

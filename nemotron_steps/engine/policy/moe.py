@@ -16,8 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from nemotron_steps.engine.kernels.fused import activation
-from nemotron_steps.engine.kernels.linear import linear
+from nemotron_steps.engine.kernels.fused import activation, linear
 from nemotron_steps.engine.policy.distributed.parallel_dims import Groups, ParallelDims, device
 from nemotron_steps.engine.policy.layers import Mlp
 from nemotron_steps.engine.policy.token_layout import TokenLayout

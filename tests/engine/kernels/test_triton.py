@@ -70,7 +70,7 @@ torch.testing.assert_close(residuals[:, 7].double(), left.expand(2), atol=0, rto
 
 ATTENTION = """
 import sys, torch
-from nemotron_steps.engine.policy import attention
+from nemotron_steps.engine.policy import layers as attention
 from nemotron_steps.engine.kernels import triton_attention as kernels
 from nemotron_steps.engine.policy.token_layout import build_layout
 from tests.engine.policy.batches import grouped_batch

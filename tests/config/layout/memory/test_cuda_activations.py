@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from nemotron_steps.engine.policy import attention
+from nemotron_steps.engine.policy import layers as attention
 from tests.config.layout.memory.kept_tensors import built, kept_bytes
 from tests.config.layout.memory.shapes import flat
 from tests.config.layout.memory.test_activations import SIZES, WITHIN, predicted
