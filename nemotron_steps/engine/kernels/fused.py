@@ -20,14 +20,6 @@ def rms_norm(states: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(states, weight.shape[-1:], eps=eps) * weight
 
 
-def add_rms_norm(states: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """states + added, and its RMSNorm over the last dimension."""
-    if states.is_cuda:
-        return _AddRmsNorm.apply(states, added, weight, eps)
-    total = states + added
-    return total, rms_norm(total, weight, eps)
-
-
 def activation(kind: str) -> tuple[Callable[[Tensor], Tensor], int]:
     """What an MLP does between its products, and its rows of the first to one of the second."""
     return (swiglu, 2) if kind == "swiglu" else (squared_relu, 1)
@@ -69,29 +61,6 @@ class _RmsNorm(torch.autograd.Function):
         grad_states = (grad * scale).mul_(weight).addcmul_(states, along, value=-1.0)
         grad_weight = product.mul_(scale).sum_to_size(weight.shape)
         return grad_states, grad_weight, None
-
-
-class _AddRmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, states: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        from nemotron_steps.engine.kernels.triton_kernels import add_rms_norm_forward
-
-        rows = states.contiguous().flatten(0, -2)
-        total, normed, inverse_rms = add_rms_norm_forward(rows, added.contiguous().view_as(rows), weight, eps)
-        ctx.save_for_backward(total, weight, inverse_rms)
-        return total.view_as(states), normed.view_as(states)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_total: Tensor, grad_normed: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        from nemotron_steps.engine.kernels.triton_kernels import add_rms_norm_backward
-
-        total, weight, inverse_rms = ctx.saved_tensors
-        grad, grad_weight = add_rms_norm_backward(
-            total, weight, inverse_rms, grad_total.contiguous().view_as(total), grad_normed.contiguous().view_as(total)
-        )
-        grad = grad.view_as(grad_total)
-        return grad, grad, grad_weight, None
 
 
 class _SwiGlu(torch.autograd.Function):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nemotron_steps.engine.kernels.cpu_layers import attention_half, feed_forward, native_attention, runs_natively
-from nemotron_steps.engine.kernels.fused import activation, add_rms_norm, linear, rms_norm, split_heads
+from nemotron_steps.engine.kernels.fused import activation, linear, rms_norm, split_heads
 from nemotron_steps.engine.policy.distributed.context_parallel import (
     collect,
     columns,
@@ -55,9 +55,8 @@ class RmsNorm(torch.nn.RMSNorm):
 
     def after_adding(self, states: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
         """states + added (None: nothing), and its norm."""
-        if added is None:
-            return states, self(states)
-        return add_rms_norm(states, added, self.weight, self.eps)
+        total = states if added is None else states + added
+        return total, self(total)
 
 
 class Mlp(torch.nn.Module):
