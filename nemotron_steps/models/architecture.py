@@ -88,31 +88,20 @@ class Architecture:
     experts_per_token: int = 0
     moe_ffn_hidden_size: int = 0
     norm_topk_prob: bool = False
-    router_bias: bool = False
-    """Experts are chosen by score plus a learned bias (load balancing without an auxiliary loss)."""
-    pattern: str = ""
-    """One character a layer, one mixer each: M Mamba-2, E experts, * attention, - MLP. Empty where every layer is
-    attention followed by an MLP or experts."""
+    router_bias: bool = False  # experts are chosen by score plus a learned bias
+    pattern: str = ""  # a letter a layer, one mixer each (config/families.py); empty: attention, then an MLP or experts
     mamba: Mamba2 | None = None
-    activation: str = "swiglu"
-    """Or "relu2": relu(x)² of the up projection, without a gate."""
-    rotary: bool = True
-    """False: attention knows no positions."""
-    router_score: str = "softmax"
-    """Or "sigmoid": each expert's score is its own, and the router has a bias."""
+    activation: str = "swiglu"  # or relu2: relu(x)² of the up projection, without a gate
+    rotary: bool = True  # false: attention knows no positions
+    router_score: str = "softmax"  # or sigmoid: each expert's score is its own, and the router has a bias
     router_groups: int = 1
-    router_top_groups: int = 1
-    """Of the router's groups of experts, how many a token may choose from."""
+    router_top_groups: int = 1  # of the router's groups of experts, how many a token may choose from
     routed_scaling_factor: float = 1.0
-    shared_ffn_hidden_size: int = 0
-    """Inner size of the expert that every token goes through; 0 for none."""
-    moe_latent_size: int = 0
-    """Width in which the routed experts work, between two projections of the layer; 0 for the model's own."""
+    shared_ffn_hidden_size: int = 0  # of the expert that every token goes through; 0 for none
+    moe_latent_size: int = 0  # width in which the routed experts work, between two projections; 0 for the model's own
     mtp_pattern: str = ""
-    mtp_layers: int = 0
-    """Blocks of multi-token prediction, each with a layer for every character of `mtp_pattern`."""
-    trains_mtp: bool = False
-    """Whether those blocks are parameters; otherwise their tensors travel along unread."""
+    mtp_layers: int = 0  # blocks of multi-token prediction, each with a layer for every letter of `mtp_pattern`
+    trains_mtp: bool = False  # whether those are parameters; otherwise their tensors travel along unread
 
     @property
     def is_moe(self) -> bool:

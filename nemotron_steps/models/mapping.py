@@ -88,11 +88,6 @@ def parameters(architecture: Architecture) -> list[Parameter]:
     return list(module_of(architecture.family).parameters(architecture))
 
 
-def hf_names(architecture: Architecture) -> set[str]:
-    """Every tensor name of the Hugging Face checkpoint (a tied output layer has none of its own)."""
-    return set(hf_shapes(architecture))
-
-
 def merge(parameter: Parameter, tensors: Sequence[torch.Tensor], architecture: Architecture) -> torch.Tensor:
     """The Megatron tensor made of the Hugging Face tensors, in the order of `parameter.hf_names`."""
     import torch

@@ -18,7 +18,7 @@ from nemotron_steps.models.distributed_checkpoint import read_metadata
 from nemotron_steps.models.huggingface import WeightReader, load_hf_weights, save_hf_checkpoint
 from nemotron_steps.models.mapping import (
     EXACT,
-    hf_names,
+    hf_shapes,
     parameters,
     to_megatron,
 )
@@ -48,7 +48,7 @@ def test_round_trip_through_folders_is_bit_exact(checkpoint, tmp_path):
 def test_weights_that_are_no_numbers_are_refused_by_name(checkpoint, tmp_path, value):
     convert_hf_to_megatron(checkpoint, tmp_path / "whole")
     weights = load_hf_weights(checkpoint)
-    name = sorted(hf_names(Architecture.from_folder(checkpoint)))[-1]
+    name = sorted(hf_shapes(Architecture.from_folder(checkpoint)))[-1]
     weights[name].view(-1)[3] = value
     save_hf_checkpoint(tmp_path / "broken", weights.items(), checkpoint)
     with pytest.raises(ArtifactError, match=re.escape(name)) as caught:
@@ -114,9 +114,9 @@ def test_what_a_rank_does_not_hold_is_not_read_and_still_looked_for(checkpoint):
     architecture, reader = Architecture.from_folder(checkpoint), Noting(checkpoint)
     last = list(parameters(architecture))[-1]
     ((parameter, _),) = to_megatron(reader, architecture, held={last.name})
-    assert parameter.name == last.name and reader.read == list(last.hf_names)
+    assert parameter.name == last.name and reader.read == list(last.hf_shapes)
     weights = load_hf_weights(checkpoint)
-    others = (name for p in parameters(architecture) if not p.optional for name in p.hf_names)
+    others = (name for p in parameters(architecture) if not p.optional for name in p.hf_shapes)
     other = next(name for name in others if name not in reader.read)
     del weights[other]
     with pytest.raises(ArtifactError, match=re.escape(other)):

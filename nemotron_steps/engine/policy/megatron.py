@@ -49,7 +49,7 @@ from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.models.adapters import adapter_pairs, save_adapter
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.huggingface import WeightReader, save_hf_checkpoint
-from nemotron_steps.models.mapping import hf_names, to_megatron
+from nemotron_steps.models.mapping import hf_shapes, to_megatron
 from nemotron_steps.models.megatron_checkpoint import is_megatron_checkpoint
 from nemotron_steps.models.megatron_core import on_available_device
 
@@ -272,7 +272,7 @@ class MegatronPolicy:
 
     def save_adapter(self, path: str | Path, base: str, digest: str) -> None:
         """The adapters alone, as a folder that PEFT loads. Collective; rank 0 writes. See Policy."""
-        config, every = self.config.megatron_cfg.peft, hf_names(self.architecture)
+        config, every = self.config.megatron_cfg.peft, set(hf_shapes(self.architecture))
         write = partial(save_adapter, path, config=config, every=every, base=base, digest=digest)
         checkpoint.written_by_rank_0(write, self.shards.adapter_tensors())
 
