@@ -114,9 +114,9 @@ def test_what_a_rank_does_not_hold_is_not_read_and_still_looked_for(checkpoint):
     architecture, reader = Architecture.from_folder(checkpoint), Noting(checkpoint)
     last = list(parameters(architecture))[-1]
     ((parameter, _),) = to_megatron(reader, architecture, held={last.name})
-    assert parameter.name == last.name and reader.read == list(last.hf_shapes)
+    assert parameter.name == last.name and reader.read == list(last.hf_names)
     weights = load_hf_weights(checkpoint)
-    others = (name for p in parameters(architecture) if not p.optional for name in p.hf_shapes)
+    others = (name for p in parameters(architecture) if not p.optional for name in p.hf_names)
     other = next(name for name in others if name not in reader.read)
     del weights[other]
     with pytest.raises(ArtifactError, match=re.escape(other)):

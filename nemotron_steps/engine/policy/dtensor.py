@@ -292,7 +292,7 @@ class DTensorPolicy:
                 {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
             ]
             groups = [group for group in groups if group["params"]]
-            given = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
+            given: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
             optimizers.append(torch.optim.AdamW(groups, **given, fused=True))
         return optimizers
 

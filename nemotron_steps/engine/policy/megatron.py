@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from nemotron_steps.config.schema.policy import MegatronConfig, PolicyConfig
@@ -29,10 +30,11 @@ from nemotron_steps.engine.memory_tuning import keep_freed_memory
 from nemotron_steps.engine.policy import checkpoint
 from nemotron_steps.engine.policy.checkpoint import PolicySnapshot
 from nemotron_steps.engine.policy.distributed import parallel_dims as parallel
+from nemotron_steps.engine.policy.distributed.context_parallel import sum_parts
 from nemotron_steps.engine.policy.distributed.shards import ModelShards
 from nemotron_steps.engine.policy.logprob import (
+    OutputLayer,
     Results,
-    TokenOutputs,
     compared,
     linear_divergence,
     linear_logprobs,
@@ -124,9 +126,6 @@ class MegatronPolicy:
         if self._vllm_wakes:  # memory which the weights were loaded into, before they moved to the buffers
             torch.cuda.empty_cache()
         self.teacher_weights: list[Tensor] = []
-        self._outputs = TokenOutputs(
-            self.groups, self.layout.context, config.logprob_chunk_size, self.architecture.vocab_size
-        )
         self._pipeline = parallel.Pipeline(self.groups, self.model.dtype, self.device)
         scheduler = megatron.scheduler
         if scheduler.lr_decay_iters is None and total_steps is not None:
@@ -315,6 +314,36 @@ class MegatronPolicy:
         """What a function of the output layer makes of a micro-batch's trained tokens."""
         select, weight = partial(self.model.predictors, hidden), self.model.output_weight()
         return self._outputs(of, select, weight, layout, layout.source, layout.targets, *given)
+
+    def _outputs(
+        self,
+        of: Callable[..., Results],
+        select: Callable[[Tensor], Tensor],
+        weight: Tensor,
+        layout: TokenLayout,
+        source: Tensor,
+        *given: Tensor,
+    ) -> Results:
+        """What `of` makes of R tokens' states (`select` of `source`), [R, ...] each; the first has a gradient."""
+        groups, mine = self.groups, None
+        total, share = source.shape[0], layout.token_ids.shape[0] // self.layout.context
+        if self.layout.context > 1:  # on the ranks that have the tokens
+            first = groups.context_rank * share
+            mine = torch.nonzero((source >= first) & (source < first + share)).flatten()
+            source, given = source[mine] - first, tuple(each[mine] for each in given)
+        rows = source.shape[0]
+        extra = -rows % row_multiple(weight.device, weight.dtype)
+        if extra:
+            source, *padded = (F.pad(each, (0, 0) * (each.dim() - 1) + (0, extra)) for each in (source, *given))
+            given = tuple(padded)
+        group = groups.tensor if groups.tensor_size > 1 else None
+        start, vocabulary = groups.tensor_rank * weight.shape[0], self.architecture.vocab_size
+        layer = OutputLayer(self.config.logprob_chunk_size, vocabulary, start, group)
+        parts = (result[:rows] for result in of(select(source), weight, *given, layer))
+        if mine is None:
+            return tuple(parts)
+        whole = (part.new_zeros(total, *part.shape[1:]).index_copy(0, mine, part) for part in parts)
+        return tuple(sum_parts(values, groups.context) for values in whole)
 
     def _predicted_ahead(self, hidden: Tensor, layout: TokenLayout) -> Iterator[Results]:
         weight = self.model.output_weight()
