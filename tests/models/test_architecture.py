@@ -11,8 +11,7 @@ import torch
 
 from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.errors import ArtifactError, UnsupportedError
-from nemotron_steps.models.architecture import Architecture, facts_of, hf_folder, read_config
-from nemotron_steps.models.rope import inverse_frequencies
+from nemotron_steps.models.architecture import Architecture, facts_of, hf_folder, inverse_frequencies, read_config
 from tests.models.checkpoints import SIZES
 from tests.models.defaults import REQUIRED
 

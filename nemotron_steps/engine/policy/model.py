@@ -20,10 +20,9 @@ from nemotron_steps.engine.policy.mamba.mixer import MambaMixer
 from nemotron_steps.engine.policy.moe import MoeLayer, Router, counting
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.models.adapters import AdapterPair
-from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.models.architecture import Architecture, cos_sin
 from nemotron_steps.models.mapping import EXACT
 from nemotron_steps.models.megatron_core import load_megatron_core, on_available_device
-from nemotron_steps.models.rope import cos_sin
 
 load_megatron_core()
 
