@@ -7,8 +7,7 @@ from nemotron_steps.config.families import LISTED, QK_NORM, QKV_BIAS, ROPE_TYPES
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture, RopeScaling
 from nemotron_steps.models.families import ConfigValues
-from nemotron_steps.models.families.layers import Place, attention, experts, mlp
-from nemotron_steps.models.mapping import Parameter
+from nemotron_steps.models.mapping import Parameter, Place, attention, experts, mlp
 
 CARRIED = ""
 _SCALED = {"linear": ("factor",), "yarn": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
