@@ -325,7 +325,8 @@ class MegatronPolicy:
         *given: Tensor,
     ) -> Results:
         """What `of` makes of R tokens' states (`select` of `source`), [R, ...] each; the first has a gradient."""
-        groups, mine = self.groups, None
+        groups = self.groups
+        mine: Tensor | None = None
         total, share = source.shape[0], layout.token_ids.shape[0] // self.layout.context
         if self.layout.context > 1:  # on the ranks that have the tokens
             first = groups.context_rank * share
