@@ -11,8 +11,7 @@ import torch
 
 from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.errors import ArtifactError, UnsupportedError
-from nemotron_steps.models.architecture import Architecture, facts_of, hf_folder, read_config
-from nemotron_steps.models.rope import inverse_frequencies
+from nemotron_steps.models.architecture import Architecture, facts_of, hf_folder, inverse_frequencies, read_config
 from tests.models.checkpoints import SIZES
 from tests.models.defaults import REQUIRED
 
@@ -214,7 +213,6 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         {**YARN, "truncate": False},
         {**YARN, "original_max_position_embeddings": 4096, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False},
         {**YARN, "attention_factor": 1.25},
-        {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3},
         # Past half of the head's size even the slowest pair turns often: the ramp ends behind the last of them.
         {**YARN, "original_max_position_embeddings": 2**20},
     ],

@@ -22,11 +22,10 @@ from nemotron_steps.engine.generation.embedded.cached_model import (
     DeviceView,
     Slot,
 )
-from nemotron_steps.engine.kernels.linear import linear_forward
+from nemotron_steps.engine.kernels.fused import linear_forward
 from nemotron_steps.errors import EngineError, UnsupportedError
-from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.models.architecture import Architecture, cos_sin
 from nemotron_steps.models.mapping import HEAD
-from nemotron_steps.models.rope import cos_sin
 
 
 class CachedDenseModel(CachedModel):

@@ -26,7 +26,7 @@ from nemotron_steps.engine.generation.embedded.cached_model import (
     States,
 )
 from nemotron_steps.engine.generation.embedded.dense_model import ModelWeights, attend, norm
-from nemotron_steps.engine.kernels.linear import linear_forward
+from nemotron_steps.engine.kernels.fused import linear_forward
 from nemotron_steps.engine.policy.mamba.scan import Runs, conv, last_window, scan, time_steps
 from nemotron_steps.models.architecture import Architecture, Mamba2
 
