@@ -228,3 +228,11 @@ def test_scaled_frequencies_are_those_of_transformers(scaling: dict[str, Any]) -
     expected, expected_factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, torch.device("cpu"))
     torch.testing.assert_close(frequencies, expected, rtol=1e-6, atol=0)
     assert factor == pytest.approx(expected_factor, rel=1e-6)
+
+
+def test_two_descriptions_of_positions_are_one_or_are_refused() -> None:
+    linear = {"rope_type": "linear", "factor": 2.0}
+    both = read(rope_parameters={**linear, "rope_theta": 5e5}, rope_scaling={"type": "linear", "factor": 2.0})
+    assert both.rope_scaling is not None and both.rope_scaling.factor == 2.0 and both.rope_theta == 5e5
+    for stated in (linear, {"rope_type": "default", "rope_theta": 5e5}):
+        assert "different positions" in refusal(rope_parameters=stated, rope_scaling={**linear, "factor": 4.0}).what

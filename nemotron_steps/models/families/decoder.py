@@ -74,7 +74,12 @@ def parameters(architecture: Architecture) -> Iterator[Parameter]:
 
 def _read_rope(config: Mapping[str, Any], values: ConfigValues, where: str) -> tuple[float, RopeScaling | None]:
     within = "rope_parameters" if values.under("rope_parameters") else "rope_scaling"
-    stated = values.under(within)
+    stated, older = values.under(within), values.under("rope_scaling")
+    # Under one name each, whichever of its names a description uses.
+    here, there = ({"rope_type" if key == "type" else key: each[key] for key in each} for each in (stated, older))
+    if any(key != "rope_theta" and here.get(key) != value for key, value in there.items()):
+        what, found = "rope_parameters and rope_scaling describe different positions", f"{stated} and {older}"
+        raise values.refusal(what, "one of them", found)
     rope = ConfigValues(stated, where, within)
     rope_type = stated.get("rope_type") or stated.get("type") or "default"
     known = " | ".join(ROPE_TYPES)
