@@ -77,7 +77,8 @@ def _read_rope(config: Mapping[str, Any], values: ConfigValues, where: str) -> t
     stated, older = values.under(within), values.under("rope_scaling")
     # Under one name each, whichever of its names a description uses.
     here, there = ({"rope_type" if key == "type" else key: each[key] for key in each} for each in (stated, older))
-    if any(key != "rope_theta" and here.get(key) != value for key, value in there.items()):
+    apart = any(key != "rope_theta" and here.get(key) != value for key, value in there.items())
+    if within == "rope_parameters" and apart:
         what, found = "rope_parameters and rope_scaling describe different positions", f"{stated} and {older}"
         raise values.refusal(what, "one of them", found)
     rope = ConfigValues(stated, where, within)
