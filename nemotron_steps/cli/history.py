@@ -1,4 +1,4 @@
-"""`steps runs`, `logs`, `status`, `cancel`, `report`: what ran here, what it said, how it stands."""
+"""`steps runs`, `logs`, `status`, `cancel`, `report`, `index`: what ran here, what it said, how it stands."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import print_json, render
 from nemotron_steps.cli.run import show_values
 from nemotron_steps.cli.terminal import Terminal, duration, number
-from nemotron_steps.errors import RequestError, UnknownNameError, WorkerLostError
+from nemotron_steps.errors import RequestError, StorageError, UnknownNameError, WorkerLostError
 from nemotron_steps.runs.log_format import metric_text
 from nemotron_steps.session.jobs import AT_WORK, JobView, not_started, printable, said, shown_path
 from nemotron_steps.session.session import Session
@@ -248,6 +249,23 @@ def report(args: argparse.Namespace) -> int:
     path = write_comparison(folders, store) if args.others else write_report(folders[0], store)
     if args.as_json:
         return print_json({"run": folders[0].name, "report": str(path)})
+    Terminal.of().print(shown_path(path))
+    return 0
+
+
+def index(args: argparse.Namespace) -> int:
+    """`steps index [--out FILE]`: write the page of every run and artifact and say where it is."""
+    from nemotron_steps.runs.report.page import write_index
+
+    store = Session(args.home).store
+    path = store.backend.scratch / "index.html" if args.out is None else Path(args.out).expanduser()
+    try:
+        write_index(store, path)
+    except OSError as error:
+        what, found = "the page cannot be written", error.strerror or str(error)
+        raise StorageError(what, where=str(path), found=found, hints=("steps index --out FILE",)) from error
+    if args.as_json:
+        return print_json({"index": str(path)})
     Terminal.of().print(shown_path(path))
     return 0
 

@@ -1,28 +1,34 @@
-"""The pages about runs, self-contained and opened from disk without a network: of one run and of several side by
-side. The templates of `assets` escape every value: samples are model output."""
+"""The pages about runs, self-contained and opened from disk without a network: of one run, of several side by
+side, and of a home. The templates of `assets` escape every value: samples are model output."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
 from nemotron_steps.artifacts.files import as_float, write_atomic
+from nemotron_steps.artifacts.integrity import place_of
 from nemotron_steps.artifacts.models import short_digest
 from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.errors import ArtifactError
 from nemotron_steps.runs import log_format
 from nemotron_steps.runs.log_format import number
 from nemotron_steps.runs.report.data import RunReport, StepReport, read_report
 from nemotron_steps.runs.report.seed_stats import MEANING, Outcome, as_text, spread_tables
+from nemotron_steps.runs.run_folder import KILLED, called, list_runs
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -50,6 +56,35 @@ def write_comparison(folders: Sequence[Path], store: ArtifactStore) -> Path:
     return path
 
 
+def write_index(store: ArtifactStore, path: Path) -> None:
+    """Write the page of every run and artifact of a home."""
+    runs, artifacts, folder = list_runs(store), [], path.absolute().parent
+
+    def link(target: Path) -> str:
+        # "./" keeps a first part with a colon from being read as a scheme.
+        there = Path(os.path.relpath(target.absolute(), folder)).as_posix()
+        return f"./{quote(there)}" if target.exists() else ""
+
+    for artifact in sorted(store.list_artifacts(), key=lambda artifact: -artifact.created):
+        place = ""
+        with suppress(ArtifactError):  # a folder that may be anybody's is no link
+            place = link(place_of(store, artifact))
+        artifacts.append((artifact, place))
+    page = render(
+        "index.html",
+        title=store.backend.url,
+        now=time.time(),
+        runs=[(run, called(run, runs)) for run in runs[::-1]],
+        artifacts=artifacts,
+        report_of=lambda run: link(store.backend.scratch / "runs" / run / "report.html"),
+        asked_for=lambda run: command_of(run.request) or run.name,
+        # A killed run could not write down when it ended.
+        time_taken=lambda run: 0.0 if run.status == KILLED else max(run.updated - run.created, 0.0),
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, page.encode())
+
+
 def render_page(run: RunReport) -> str:
     """The whole page about a run."""
     outcomes = []
@@ -64,7 +99,7 @@ def render_page(run: RunReport) -> str:
         goals_first=sorted(run.steps, key=lambda step: step.key not in run.goals),
         failed=next((step for step in run.steps if step.error is not None), None),
         facts_of_run=[
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created)),
+            _date(run.created),
             log_format.seconds(run.seconds),
             f"{ran} ran, {cached} cached" if cached else f"{ran} step{'' if ran == 1 else 's'} ran",
             *([f"attempt {run.attempts}"] if run.attempts > 1 else []),
@@ -107,6 +142,8 @@ def _templates() -> Environment:
     found.tests.update(change=log_format.is_change, table=log_format.is_table)
     filters: dict[str, Callable[..., Any]] = {
         "as_float": as_float,
+        "date": _date,
+        "metric": log_format.metric_text,
         "number": log_format.number,
         "seconds": log_format.seconds,
         "short_digest": short_digest,
@@ -124,6 +161,10 @@ def _templates() -> Environment:
         curve=curve,
     )
     return found
+
+
+def _date(when: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
 
 
 def _source(name: str) -> str:
