@@ -45,16 +45,17 @@ def compare(store: ArtifactStore, ref_a: str, ref_b: str) -> dict[str, Any]:
 
 def config_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Pair]:
     """Dotted config key → value in each, where they differ."""
-    return _differing(_flat(a), _flat(b))
+    return _differing(flat(a), flat(b))
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Pair]:
     return {name: (a.get(name), b.get(name)) for name in sorted({**a, **b}) if a.get(name) != b.get(name)}
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key → value of every value of nested mappings."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         is_group = isinstance(value, Mapping) and value
-        found |= _flat(value, f"{prefix}{name}.") if is_group else {f"{prefix}{name}": value}
+        found |= flat(value, f"{prefix}{name}.") if is_group else {f"{prefix}{name}": value}
     return found

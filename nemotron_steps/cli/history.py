@@ -163,8 +163,10 @@ def logs(args: argparse.Namespace) -> int:
         return 0
     try:
         while True:
-            info = view.now(info)
-            _write([line for tail in tails for line in tail.new()], as_json=args.as_json)
+            info, lines = view.now(info), list[bytes]()
+            while new := [line for tail in tails for line in tail.new()]:  # until none has one: all up to this moment
+                lines += new
+            _write(lines, as_json=args.as_json)
             if info.status not in AT_WORK:
                 return 0
             time.sleep(_POLL_SECONDS)
@@ -246,10 +248,13 @@ def report(args: argparse.Namespace) -> int:
         info = JobView(store, run, say_on_stderr).look()
         folders.append(run_file(store, info.id, "run.json").parent)
         _bring(store, info.id, "events.jsonl", "metrics.jsonl", "samples.jsonl", "plan.json", "config.yaml")
-    path = write_comparison(folders, store) if args.others else write_report(folders[0], store)
+    path, found = write_comparison(folders, store) if args.others else (write_report(folders[0], store), {})
     if args.as_json:
-        return print_json({"run": folders[0].name, "report": str(path)})
-    Terminal.of().print(shown_path(path))
+        return print_json({"run": folders[0].name, "report": str(path), **found})
+    out = Terminal.of()
+    for text in found.get("unlike", ()):
+        out.print(f"{out.style('▲', 'yellow')} {printable(text)}")
+    out.print(shown_path(path))
     return 0
 
 

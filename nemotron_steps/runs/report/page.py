@@ -26,6 +26,7 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError
 from nemotron_steps.runs import log_format
 from nemotron_steps.runs.log_format import number
+from nemotron_steps.runs.report.comparison import compare, steps_of
 from nemotron_steps.runs.report.data import RunReport, StepReport, read_report
 from nemotron_steps.runs.report.seed_stats import MEANING, Outcome, as_text, spread_tables
 from nemotron_steps.runs.run_folder import KILLED, called, list_runs
@@ -49,37 +50,36 @@ def write_report(folder: Path, store: ArtifactStore) -> Path:
     return path
 
 
-def write_comparison(folders: Sequence[Path], store: ArtifactStore) -> Path:
-    """Write comparison.html into the folder of the first run; returns its path."""
-    path = folders[0] / "comparison.html"
-    write_atomic(path, render_comparison([read_report(folder, store) for folder in folders]).encode())
-    return path
+def write_comparison(folders: Sequence[Path], store: ArtifactStore) -> tuple[Path, dict[str, Any]]:
+    """Write comparison.html into the folder of the first run; returns its path and what differs, as `compare` does."""
+    path, runs = folders[0] / "comparison.html", [read_report(folder, store) for folder in folders]
+    found = compare(runs, store)
+    write_atomic(path, render_comparison(runs, found).encode())
+    return path, found
 
 
 def write_index(store: ArtifactStore, path: Path) -> None:
     """Write the page of every run and artifact of a home."""
     runs, artifacts, folder = list_runs(store), [], path.absolute().parent
 
-    def link(target: Path) -> str:
+    def link(target: Path, text: str) -> str:
         # "./" keeps a first part with a colon from being read as a scheme.
-        there = Path(os.path.relpath(target.absolute(), folder)).as_posix()
-        return f"./{quote(there)}" if target.exists() else ""
+        there = "./" + quote(Path(os.path.relpath(target.absolute(), folder)).as_posix())
+        return Markup('<a href="{}">{}</a>').format(there, text) if target.exists() else text
 
     for artifact in sorted(store.list_artifacts(), key=lambda artifact: -artifact.created):
-        place = ""
+        artifacts.append((artifact, artifact.ref))
         with suppress(ArtifactError):  # a folder that may be anybody's is no link
-            place = link(place_of(store, artifact))
-        artifacts.append((artifact, place))
+            artifacts[-1] = (artifact, link(place_of(store, artifact), artifact.ref))
     page = render(
         "index.html",
         title=store.backend.url,
         now=time.time(),
         runs=[(run, called(run, runs)) for run in runs[::-1]],
         artifacts=artifacts,
-        report_of=lambda run: link(store.backend.scratch / "runs" / run / "report.html"),
-        asked_for=lambda run: command_of(run.request) or run.name,
+        report_of=lambda run, text: link(store.backend.scratch / "runs" / run / "report.html", text),
         # A killed run could not write down when it ended.
-        time_taken=lambda run: 0.0 if run.status == KILLED else max(run.updated - run.created, 0.0),
+        time_taken=lambda run: "" if run.status == KILLED else log_format.seconds(max(run.updated - run.created, 0.0)),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, page.encode())
@@ -99,7 +99,7 @@ def render_page(run: RunReport) -> str:
         goals_first=sorted(run.steps, key=lambda step: step.key not in run.goals),
         failed=next((step for step in run.steps if step.error is not None), None),
         facts_of_run=[
-            _date(run.created),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created)),
             log_format.seconds(run.seconds),
             f"{ran} ran, {cached} cached" if cached else f"{ran} step{'' if ran == 1 else 's'} ran",
             *([f"attempt {run.attempts}"] if run.attempts > 1 else []),
@@ -114,19 +114,18 @@ def render_page(run: RunReport) -> str:
     )
 
 
-def render_comparison(runs: Sequence[RunReport]) -> str:
-    """The whole page: a legend, then for each step that several runs have its curves and last values."""
-    colors = [_COLORS[index % len(_COLORS)] for index in range(len(runs))]
-    shared = []
-    for key in dict.fromkeys(step.key for run in runs for step in run.steps):
-        curves = [next((step.curves for step in run.steps if step.key == key), {}) for run in runs]
+def render_comparison(runs: Sequence[RunReport], found: Mapping[str, Any]) -> str:
+    """The whole page: a legend, what differs, then for each step that several runs have its curves and last values."""
+    more = (f"hsl({137 * n % 360} 55% 45%)" for n in range(len(runs) - len(_COLORS)))
+    colors, steps = [*_COLORS, *more][: len(runs)], [steps_of(run) for run in runs]
+    shared = {}
+    for key in dict.fromkeys(key for each in steps for key in each):
+        curves = [each[key].curves if key in each else {} for each in steps]
         if sum(bool(each) for each in curves) > 1:
-            shared.append((key, headlines(sorted({name for each in curves for name in each})), curves))
-
-    def drawn(name: str, curves: Sequence[Mapping[str, Points]]) -> Markup:
-        return overlay(name, [each.get(name, []) for each in curves], colors)
-
-    return render("comparison.html", colored=list(zip(runs, colors, strict=True)), shared=shared, overlay=drawn)
+            names = headlines(sorted({name for each in curves for name in each}))
+            shared[key] = {name: [each.get(name) for each in curves] for name in names}
+    legend = [(run, each["name"], color) for run, each, color in zip(runs, found["runs"], colors, strict=True)]
+    return render("comparison.html", legend=legend, found=found, shared=shared)
 
 
 def render(template: str, **values: Any) -> str:
@@ -142,7 +141,8 @@ def _templates() -> Environment:
     found.tests.update(change=log_format.is_change, table=log_format.is_table)
     filters: dict[str, Callable[..., Any]] = {
         "as_float": as_float,
-        "date": _date,
+        "as_json": lambda value: json.dumps(value, ensure_ascii=False),
+        "date": lambda when: time.strftime("%Y-%m-%d %H:%M", time.localtime(when)),
         "metric": log_format.metric_text,
         "number": log_format.number,
         "seconds": log_format.seconds,
@@ -159,12 +159,10 @@ def _templates() -> Environment:
         columns_of=log_format.columns_of,
         compared=log_format.compared,
         curve=curve,
+        overlay=overlay,
+        command_of=command_of,
     )
     return found
-
-
-def _date(when: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
 
 
 def _source(name: str) -> str:
@@ -199,7 +197,8 @@ def command_of(request: Mapping[str, Any]) -> str:
 
 
 WIDTH, HEIGHT = 300, 132
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 10, 20
+_RIGHT, _TOP, _BOTTOM, _DIGIT = 10, 10, 20, 6.5
+"""Margins, and the width of a digit in the labels; the left margin is as wide as they are."""
 _SMOOTH_FROM = 24
 """Curves of at least this many points get a moving average drawn over them."""
 _POINTED_AT = 400
@@ -289,9 +288,9 @@ def curve(points: Points, label: str) -> Markup:
     return _drawing(label, parts, f' data-points="{escape(data)}"')
 
 
-def overlay(name: str, series: Sequence[Points], colors: Sequence[str]) -> Markup:
+def overlay(name: str, series: Sequence[Points | None], colors: Sequence[str]) -> Markup:
     """A figure of the curves of several runs, each in its colour; empty where none has a number."""
-    finite = [[(x, y) for x, y in each if math.isfinite(y)] for each in series]
+    finite = [[(x, y) for x, y in each or () if math.isfinite(y)] for each in series]
     every = [point for each in finite for point in each]
     if not every:
         return Markup()
@@ -315,17 +314,23 @@ def axes(covered: Points) -> tuple[Callable[[float, float], tuple[float, float]]
     """Where a point lies in a drawing that reaches over all of `covered` (finite, at least one), and its grid."""
     x_low, x_high = min(x for x, _ in covered), max(x for x, _ in covered)
     y_low, y_high = min(y for _, y in covered), max(y for _, y in covered)
+    ticks = list(dict.fromkeys((y_low, y_low / 2 + y_high / 2, y_high)))
+    texts = [number(tick) for tick in ticks]
+    for digits in range(5, 18):  # close together: as many as tell them apart
+        if len(set(texts)) < len(ticks):
+            texts = [f"{tick:.{digits}g}" for tick in ticks]
+    left = 14 + _DIGIT * max(map(len, texts))
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = (x - x_low) / (x_high - x_low) if x_high > x_low else 0.5
         up = (y - y_low) / (y_high - y_low) if y_high > y_low else 0.5
-        return _LEFT + across * (WIDTH - _LEFT - _RIGHT), HEIGHT - _BOTTOM - up * (HEIGHT - _TOP - _BOTTOM)
+        return left + across * (WIDTH - left - _RIGHT), HEIGHT - _BOTTOM - up * (HEIGHT - _TOP - _BOTTOM)
 
     parts = []
-    for tick in dict.fromkeys((y_low, y_low / 2 + y_high / 2, y_high)):
+    for tick, text in zip(ticks, texts, strict=True):
         _, y = place(x_low, tick)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 3:.1f}" text-anchor="end">{tick:.3g}</text>')
+        parts.append(f'<line class="grid" x1="{left:.1f}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick" x="{left - 6:.1f}" y="{y + 3:.1f}" text-anchor="end">{text}</text>')
     for x, anchor in ((x_low, "start"), (x_high, "end")) if x_high > x_low else ((x_low, "middle"),):
         px, _ = place(x, y_low)
         parts.append(f'<text class="tick" x="{px:.1f}" y="{HEIGHT - 5}" text-anchor="{anchor}">{number(x)}</text>')
