@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.25
 _CANCEL_SECONDS = 20.0
+_LOOKS = 20
 _HEADLINES = {
     "reward": "reward/mean",
     "validation": "validation/reward",
@@ -164,8 +165,10 @@ def logs(args: argparse.Namespace) -> int:
     try:
         while True:
             info, lines = view.now(info), list[bytes]()
-            while new := [line for tail in tails for line in tail.new()]:  # until none has one: all up to this moment
-                lines += new
+            for _ in range(_LOOKS):  # until no file has more: then all there is has been read up to one moment
+                lines += (new := [line for tail in tails for line in tail.new()])
+                if not new:
+                    break
             _write(lines, as_json=args.as_json)
             if info.status not in AT_WORK:
                 return 0

@@ -32,7 +32,7 @@ def compare(runs: Sequence[RunReport], store: ArtifactStore) -> dict[str, Any]:
     the keys, inputs and files that differ), `results` (step → measure → value and difference to the first)."""
     every, steps = list_runs(store), [steps_of(run) for run in runs]
     names = [next((called(info, every) for info in every if info.id == run.id), run.id) for run in runs]
-    goals = [sorted(id_ for id_, step in steps_of(run).items() if step.key in run.goals) for run in runs]
+    goals = [sorted({step.plan.get("step", step.key) for step in run.steps if step.key in run.goals}) for run in runs]
     unlike, configs, results = list[str](), dict[str, Rows](), dict[str, Rows]()
     if any(each != goals[0] for each in goals):
         each_of = (f"{name}: {', '.join(ids)}" for name, ids in zip(names, goals, strict=True))
