@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.cli.errors import print_json, render
 from nemotron_steps.cli.run import show_values
 from nemotron_steps.cli.terminal import Terminal, duration, number
-from nemotron_steps.errors import RequestError, StorageError, UnknownNameError, WorkerLostError
+from nemotron_steps.errors import RequestError, UnknownNameError, WorkerLostError
 from nemotron_steps.runs.log_format import metric_text
 from nemotron_steps.session.jobs import AT_WORK, JobView, not_started, printable, said, shown_path
 from nemotron_steps.session.session import Session
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.25
 _CANCEL_SECONDS = 20.0
-_LOOKS = 20
 _HEADLINES = {
     "reward": "reward/mean",
     "validation": "validation/reward",
@@ -165,10 +164,8 @@ def logs(args: argparse.Namespace) -> int:
     try:
         while True:
             info, lines = view.now(info), list[bytes]()
-            for _ in range(_LOOKS):  # until no file has more: then all there is has been read up to one moment
-                lines += (new := [line for tail in tails for line in tail.new()])
-                if not new:
-                    break
+            while new := [line for tail in tails for line in tail.new()]:  # until none has more: all up to one moment
+                lines += new
             _write(lines, as_json=args.as_json)
             if info.status not in AT_WORK:
                 return 0
@@ -269,9 +266,9 @@ def index(args: argparse.Namespace) -> int:
     path = store.backend.scratch / "index.html" if args.out is None else Path(args.out).expanduser()
     try:
         write_index(store, path)
-    except OSError as error:
-        what, found = "the page cannot be written", error.strerror or str(error)
-        raise StorageError(what, where=str(path), found=found, hints=("steps index --out FILE",)) from error
+    except OSError as error:  # a folder, below a file, not ours
+        what, found = "the page cannot be written", error.strerror
+        raise RequestError(what, where=str(path), found=found, hints=("steps index --out FILE",)) from error
     if args.as_json:
         return print_json({"index": str(path)})
     Terminal.of().print(shown_path(path))

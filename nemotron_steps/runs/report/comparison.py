@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from nemotron_steps.artifacts.compare import flat
+from nemotron_steps.artifacts.compare import Values, differing, flat
 from nemotron_steps.artifacts.files import plain
 from nemotron_steps.artifacts.models import Edge, short_digest
 from nemotron_steps.artifacts.store import ArtifactStore
@@ -15,8 +15,8 @@ from nemotron_steps.runs.log_format import difference, figure, is_table
 from nemotron_steps.runs.report.data import RunReport, StepReport
 from nemotron_steps.runs.run_folder import called, list_runs
 
-Rows = dict[str, list[Any]]
-"""Name → what each run has there, in their order; None where it has nothing."""
+Rows = dict[str, Values]
+"""Name → what each run has there, in their order."""
 
 _REWARD = re.compile(
     r"config (reward|env\.|grpo\.reward_|(heldout|evaluation)\.environment)|input reward_model|file |code environments/"
@@ -44,19 +44,19 @@ def compare(runs: Sequence[RunReport], store: ArtifactStore) -> dict[str, Any]:
         depends = [_depends(run, step, store) if step else None for run, step in found]
         if {} in depends:  # of a step that is not done, what it depends on is not recorded
             depends = [each and {f"config {name}": value for name, value in each.items()} for each in composed]
-        configs[key], differing = _differing(composed), _differing(depends)
+        configs[key], changed = dict(differing(*composed)), differing(*depends)
         refs = {edge.digest: edge.ref for run, step in found if step for edge in _inputs(run, step)}
-        for name in [name for name in differing if name.startswith(("input ", "file "))]:
-            configs[key][name] = [text and (refs.get(text) or short_digest(text)) for text in differing[name]]
+        for name in [name for name in changed if name.startswith(("input ", "file "))]:
+            configs[key][name] = tuple(text and (refs.get(text) or short_digest(text)) for text in changed[name])
         rewarded = any("reward" in name for _, step in found if step for name in (*step.summary, *step.curves))
         for what, pattern in (("held-out prompts", _HELDOUT), ("reward", _REWARD)) if rewarded else ():
-            if causes := [name.partition(" ")[2] for name in differing if pattern.match(name)]:
+            if causes := [name.partition(" ")[2] for name in changed if pattern.match(name)]:
                 why = ", ".join(causes[:4]) + (f" and {len(causes) - 4} more" if len(causes) > 4 else "")
                 unlike.append(f"{key}: different {what} ({why}): their rewards are not comparable")
     fields: dict[str, Any] = {
         "runs": [{"id": run.id, "name": name} for run, name in zip(runs, names, strict=True)],
         "unlike": unlike,
-        "requests": _differing([_asked(run.request) for run in runs]),
+        "requests": differing(*(_asked(run.request) for run in runs)),
         "configs": {key: rows for key, rows in configs.items() if rows},
         "results": {key: rows for key, rows in results.items() if rows},
     }
@@ -104,13 +104,6 @@ def _depends(run: RunReport, step: StepReport, store: ArtifactStore) -> dict[str
     return found
 
 
-def _differing(of_runs: Sequence[Mapping[str, Any] | None]) -> Rows:
-    there = [each for each in of_runs if each is not None]
-    names = dict.fromkeys(name for each in there for name in each)
-    differ = [name for name in names if any(each.get(name) != there[0].get(name) for each in there)]
-    return {name: [each and each.get(name) for each in of_runs] for name in differ}
-
-
 def _results(summaries: Sequence[Mapping[str, Any]]) -> Rows:
     """Measure, or `NAME ROW COLUMN` of a table → of each run the value and the difference to the first that has it."""
     flats, rows = [dict[str, Any]() for _ in summaries], Rows()
@@ -120,10 +113,11 @@ def _results(summaries: Sequence[Mapping[str, Any]]) -> Rows:
             found |= {f"{name} {row} {column}": cell for row, each in cells for column, cell in each.items()}
             found |= {} if cells else {name: value}
     for name in dict.fromkeys(name for each in flats for name in each):
-        rows[name], first = [None] * len(flats), None
-        for n, each in enumerate(flats):
-            if name in each:
-                then = figure(each, name)
-                rows[name][n] = {"value": each[name], **(difference(name, first, then, each[name]) if first else {})}
-                first = first or then
+        first, row = None, list[Any]()
+        for each in flats:
+            then = figure(each, name) if name in each else None
+            change: dict[str, Any] = difference(name, first, then, each[name]) if first and then else {}
+            row.append(None if then is None else {"value": each[name], **change})
+            first = first or then
+        rows[name] = tuple(row)
     return rows

@@ -29,7 +29,7 @@ from nemotron_steps.runs.log_format import number
 from nemotron_steps.runs.report.comparison import compare, steps_of
 from nemotron_steps.runs.report.data import RunReport, StepReport, read_report
 from nemotron_steps.runs.report.seed_stats import MEANING, Outcome, as_text, spread_tables
-from nemotron_steps.runs.run_folder import KILLED, called, list_runs
+from nemotron_steps.runs.run_folder import called, list_runs
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -78,10 +78,7 @@ def write_index(store: ArtifactStore, path: Path) -> None:
         runs=[(run, called(run, runs)) for run in runs[::-1]],
         artifacts=artifacts,
         report_of=lambda run, text: link(store.backend.scratch / "runs" / run / "report.html", text),
-        # A killed run could not write down when it ended.
-        time_taken=lambda run: "" if run.status == KILLED else log_format.seconds(max(run.updated - run.created, 0.0)),
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, page.encode())
 
 

@@ -119,9 +119,7 @@ def _table(cells: Iterable[_Cell]) -> Table:
 def _spread(figures: Mapping[str, Figure]) -> Spread:
     values = {instance: value for instance, (value, _) in figures.items() if value is not None}
     several = list(values.values())
-    if not all(map(math.isfinite, several)):
-        return Spread(math.nan, None, values)
-    if len(several) == 1:
-        return Spread(several[0], None, values, next(error for _, error in figures.values()))
-    spread = statistics.stdev(several)
-    return Spread(statistics.fmean(several), spread, values, spread / math.sqrt(len(several)))
+    finite = all(map(math.isfinite, several))
+    spread = statistics.stdev(several) if finite and len(several) > 1 else None
+    error = next(error for _, error in figures.values()) if spread is None else spread / math.sqrt(len(several))
+    return Spread(statistics.fmean(several) if finite else math.nan, spread, values, error)
