@@ -35,8 +35,11 @@ def compare(runs: Sequence[RunReport], store: ArtifactStore) -> dict[str, Any]:
     goals = [sorted({step.plan.get("step", step.key) for step in run.steps if step.key in run.goals}) for run in runs]
     unlike, configs, results = list[str](), dict[str, Rows](), dict[str, Rows]()
     if any(each != goals[0] for each in goals):
-        each_of = (f"{name}: {', '.join(ids)}" for name, ids in zip(names, goals, strict=True))
-        unlike.append(f"different steps ({'; '.join(each_of)}): what they report may not be comparable")
+        of: dict[str, list[str]] = {}
+        for name, ids in zip(names, goals, strict=True):
+            of.setdefault(", ".join(ids), []).append(name)
+        which = "; ".join(f"{', '.join(theirs)}: {ids}" for ids, theirs in of.items())
+        unlike.append(f"different steps ({which}): what they report may not be comparable")
     for key in dict.fromkeys(key for each in steps for key in each):
         found = [(run, each.get(key)) for run, each in zip(runs, steps, strict=True)]
         results[key] = _results([step.summary if step else {} for _, step in found])

@@ -39,7 +39,7 @@ _SHOWN_SAMPLES = 2
 """Of each kind: the latest ones."""
 _APART = ("prompt", "response", "text", "which", "judge")
 """What of a sample does not stand in its line of facts."""
-_COLORS = ("#3f7d00", "#b3261e", "#1f6fb2", "#9a6200", "#7b3fb3", "#0b7a75")
+_COLORS = ("#3f7d00", "#b3261e", "#1f6fb2", "#9a6200", "#7b3fb3", "#0b7a75", "#d6409f", "#5b6470", "#6b3e26", "#b5a000")
 """Of the runs of a comparison."""
 
 
@@ -53,8 +53,17 @@ def write_report(folder: Path, store: ArtifactStore) -> Path:
 def write_comparison(folders: Sequence[Path], store: ArtifactStore) -> tuple[Path, dict[str, Any]]:
     """Write comparison.html into the folder of the first run; returns its path and what differs, as `compare` does."""
     path, runs = folders[0] / "comparison.html", [read_report(folder, store) for folder in folders]
-    found = compare(runs, store)
-    write_atomic(path, render_comparison(runs, found).encode())
+    found, steps = compare(runs, store), [steps_of(run) for run in runs]
+    more = [f"hsl({137 * n % 360} 90% 60%)" for n in range(len(runs) - len(_COLORS))]
+    named = zip(runs, found["runs"], [*_COLORS, *more], strict=False)
+    shared = {}
+    for key in dict.fromkeys(key for each in steps for key in each):
+        curves = [each[key].curves if key in each else {} for each in steps]
+        if sum(bool(each) for each in curves) > 1:
+            names = headlines(sorted({name for each in curves for name in each}))
+            shared[key] = {name: [each.get(name) for each in curves] for name in names}
+    legend = [(run, each["name"], color) for run, each, color in named]
+    write_atomic(path, render("comparison.html", legend=legend, found=found, shared=shared).encode())
     return path, found
 
 
@@ -109,20 +118,6 @@ def render_page(run: RunReport) -> str:
         shown_apart=_APART,
         command=command_of(run.request),
     )
-
-
-def render_comparison(runs: Sequence[RunReport], found: Mapping[str, Any]) -> str:
-    """The whole page: a legend, what differs, then for each step that several runs have its curves and last values."""
-    more = (f"hsl({137 * n % 360} 55% 45%)" for n in range(len(runs) - len(_COLORS)))
-    colors, steps = [*_COLORS, *more][: len(runs)], [steps_of(run) for run in runs]
-    shared = {}
-    for key in dict.fromkeys(key for each in steps for key in each):
-        curves = [each[key].curves if key in each else {} for each in steps]
-        if sum(bool(each) for each in curves) > 1:
-            names = headlines(sorted({name for each in curves for name in each}))
-            shared[key] = {name: [each.get(name) for each in curves] for name in names}
-    legend = [(run, each["name"], color) for run, each, color in zip(runs, found["runs"], colors, strict=True)]
-    return render("comparison.html", legend=legend, found=found, shared=shared)
 
 
 def render(template: str, **values: Any) -> str:
