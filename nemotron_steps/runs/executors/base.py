@@ -133,11 +133,11 @@ class Launch:
 
     def has_program(self) -> str:
         """A shell line that ends a job in whose container there is nothing to run."""
-        image = getattr(self.profile, "container_image", None)
+        program, image = self.command(in_container=True)[0], getattr(self.profile, "container_image", None)
         built = f"docker build -f containers/Dockerfile.cuda --build-arg BASE={image} --build-arg PYTHON=python3.12"
         added = f"Add it: {built} -t IMAGE --push . and name IMAGE in container_image"
-        message = f"error: image {image} has no `steps`. {added}"
-        return f"command -v steps > /dev/null || {{ echo {shlex.quote(message)} >&2; exit 2; }}"
+        message = f"error: image {image} has no `{program}`. {added}"
+        return f"command -v {shlex.quote(program)} > /dev/null || {{ echo {shlex.quote(message)} >&2; exit 2; }}"
 
     def node_script(self, *, head: str, rank: str) -> str:
         """A shell script for a job whose every node runs the same container: the run on the first, Ray over all.
