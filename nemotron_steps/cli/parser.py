@@ -146,6 +146,8 @@ def run_flags(command: Parser, words: str = _STEPS, help_words: str = _THEN) -> 
     command.add_argument("-r", "--run", metavar="PROFILE", help=attached)
     command.add_argument("-b", "--batch", metavar="PROFILE", help="run on this env.toml profile, detached")
     command.add_argument("--force-squash", action="store_true", help="rebuild the container's squash file (-r/-b)")
+    asks = "submit without asking, however many GPU-hours it may take (-r/-b)"
+    command.add_argument("--yes", action="store_true", help=asks)
     dry = "print the merged config and the plan; run nothing"
     command.add_argument("-d", "--dry-run", action="store_true", help=dry)
     command.add_argument("--resume", metavar="RUN", help="go on with an earlier run (its id, name or `latest`)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.artifacts.models import made_by
@@ -14,6 +15,7 @@ from nemotron_steps.session.jobs import printable
 from nemotron_steps.session.run_request import RunRequest
 
 if TYPE_CHECKING:
+    from nemotron_steps.config.profiles import Profile
     from nemotron_steps.config.layout.memory.devices import DeviceMemory
     from nemotron_steps.config.layout.memory.settings import BatchArithmetic
     from nemotron_steps.resolver.plan import Plan, PlannedStep
@@ -111,6 +113,26 @@ def show_needs(found: Plan, request: RunRequest, out: Terminal) -> None:
         out.print(f"  {out.style('will need', 'yellow')} {printable(f'{finding.name}, for {keys}')}")
         for line in finding.fix.splitlines()[:1]:
             out.print(f"      {out.style(printable(line), 'cyan')}")
+
+
+def show_size(size: Mapping[str, Any] | None, request: RunRequest, profile: Profile | None, out: Terminal) -> None:
+    """What a job takes of a cluster, in GPU-hours; `size` as `job_size`."""
+    if size is None:
+        return
+    nodes, gpus, hours = size["nodes"], size["gpus_per_node"], size["hours"]
+    text = f"{_count(nodes, 'node')} × {_count(gpus, 'GPU')}"
+    if hours is None:
+        settable = "time" in type(profile).model_fields
+        text += f", hours unknown{f': set time in [{request.profile}]' if settable else ''}"
+    else:
+        bounded = size["from"] == "time limit"
+        text = f"{'up to' if bounded else 'about'} {text} × {_short(hours)} h = {_short(size['gpu_hours'])} GPU-hours"
+        text += "" if bounded else f", by the pace of {size['from']}"
+    out.print(f"  {out.style(printable(text), 'bold')}")
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.1 else "under 0.1"
 
 
 def show_unfilled(found: Plan, out: Terminal) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import error_fields, print_json
 from nemotron_steps.cli.parser import request_of
-from nemotron_steps.cli.plans import plan_fields, show_needs, show_plan, show_unfilled
+from nemotron_steps.cli.plans import plan_fields, show_needs, show_plan, show_size, show_unfilled
 from nemotron_steps.cli.terminal import Terminal, duration, number
 from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.config.secrets import redact
@@ -24,7 +24,7 @@ from nemotron_steps.session.jobs import printable, shown_path
 from nemotron_steps.session.run import plan_run, request_of_run, run_here
 from nemotron_steps.session.run_request import RunRequest, UsageError
 from nemotron_steps.session.session import AUTO, Session
-from nemotron_steps.session.submit import checked_launch, follow_attached, inside_job, submit
+from nemotron_steps.session.submit import checked_launch, follow_attached, inside_job, job_size, submit
 
 if TYPE_CHECKING:
     import argparse
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from nemotron_steps.runs.execute import RunResult
     from nemotron_steps.runs.run_folder import RunInfo
 
+_MANY_GPU_HOURS = 100
+"""Above which a submission asks first."""
 _COLORS = {"good": "green", "bad": "red", "same": "dim"}
 
 
@@ -47,11 +49,13 @@ def plan(args: argparse.Namespace) -> int:
         os.environ.update(profile.variables_here)
     _refuse_accept(args, forgets=args.force)
     found = plan_run(session, request, force=args.force, accept=args.accept)
-    session.job_profile(request, found)
+    profile = session.job_profile(request, found)
+    size = job_size(session, found, profile)
     if args.as_json:
-        return print_json(plan_fields(found))
+        return print_json({**plan_fields(found), "job": size})
     show_plan(found, request, Terminal.of(), why=args.why)
     show_needs(found, request, Terminal.of())
+    show_size(size, request, profile, Terminal.of())
     return 0
 
 
@@ -137,10 +141,11 @@ def _dry_run(args: argparse.Namespace, session: Session, request: RunRequest) ->
                 checked_launch(session, request, found, profile, "RUN", force_squash=args.force_squash)
         except RequestError as refused:
             found = replace(found, unfilled=(*found.unfilled, refused))
+    size = job_size(session, found, profile)
     configs = {step.key: redact(dict(step.config)) for step in found.steps}
     if args.as_json:
         fields = plan_fields(found)
-        fields["configs"] = configs
+        fields |= {"configs": configs, "job": size}
         fields["unfilled"] = [error_fields(problem) for problem in found.unfilled]
         fields["profile"] = None if profile is None else {"name": request.profile, **profile.shown()}
         return print_json(fields)
@@ -154,6 +159,7 @@ def _dry_run(args: argparse.Namespace, session: Session, request: RunRequest) ->
         out.print(yaml.dump(values, Dumper=dumper, sort_keys=False, allow_unicode=True, width=110))
     show_plan(found, request, out)
     show_needs(found, request, out)
+    show_size(size, request, profile, out)
     show_unfilled(found, out)
     return 0
 
@@ -170,7 +176,7 @@ def _submit(args: argparse.Namespace, session: Session, request: RunRequest, pro
         attached=attached,
         force_squash=args.force_squash,
         accept=args.accept,
-        show=(lambda found: None) if as_json else partial(show_to_submit, request, out),
+        show=(lambda *_: None) if as_json else partial(show_to_submit, session, request, out, asks=not args.yes),
     )
     if not as_json:
         show_job(info, profile, out)
@@ -185,11 +191,17 @@ def _submit(args: argparse.Namespace, session: Session, request: RunRequest, pro
     return 0
 
 
-def show_to_submit(request: RunRequest, out: Terminal, found: Plan) -> None:
-    """A plan that is about to be handed over."""
+def show_to_submit(
+    session: Session, request: RunRequest, out: Terminal, found: Plan, profile: Profile, *, asks: bool = False
+) -> None:
+    """A plan that is about to be handed over. `asks`: whether to, on a terminal, where it takes many GPU-hours."""
+    size = job_size(session, found, profile)
     show_plan(found, request, out)
     show_needs(found, request, out)
+    show_size(size, request, profile, out)
     out.print()
+    if asks and size is not None and (size["gpu_hours"] or 0) > _MANY_GPU_HOURS and out.can_ask:
+        out.confirm("submit?", "nothing was submitted")
 
 
 def show_job(info: RunInfo, profile: Profile, out: Terminal) -> None:

@@ -22,7 +22,7 @@ from nemotron_steps.session.session import Session
 if TYPE_CHECKING:
     from nemotron_steps.artifacts.store import ArtifactStore
     from nemotron_steps.config.profiles import Profile
-    from nemotron_steps.resolver.plan import Plan
+    from nemotron_steps.resolver.plan import Plan, PlannedStep
     from nemotron_steps.runs.executors.base import Launch
     from nemotron_steps.runs.run_folder import RunInfo
 
@@ -49,12 +49,12 @@ def submit(
     attached: bool,
     force_squash: bool = False,
     accept: Sequence[str] = (),
-    show: Callable[[Plan], None] = lambda plan: None,
+    show: Callable[[Plan, Profile], None] = lambda plan, profile: None,
 ) -> tuple[RunInfo, Profile]:
     """Plan a request and hand it to the profile's executor; see `plan_run`. RequestError if it holds a secret.
 
-    `attached`: somebody follows it; `show` is called with the plan before it is handed over. Returns the run, and the
-    profile with the image, the nodes and the GPUs of its steps."""
+    `attached`: somebody follows it; `show` is called with the plan and the profile before it is handed over, and may
+    raise. Returns the run, and the profile with the image, the nodes and the GPUs of its steps."""
     from nemotron_steps.runs.launch import submit as hand_over
     from nemotron_steps.runs.prerequisites import refuse_unimplemented
     from nemotron_steps.runs.run_folder import RunFolder, get_run, new_run_id
@@ -67,7 +67,7 @@ def submit(
         hints = ("set it as an environment variable here, or under env_vars of the profile",)
         what = "a secret on the command line would end up in the job's files"
         raise RequestError(what, found=redacted.command, hints=hints)
-    show(plan)
+    show(plan, profile)
     run_id = get_run(session.store, resume).id if resume else new_run_id(plan.name or plan.goals[-1])
     launch = checked_launch(session, request, plan, profile, run_id, attached=attached, force_squash=force_squash)
     if not resume:
@@ -84,6 +84,45 @@ def submit(
         force_squash=force_squash,
     )
     return info, profile
+
+
+def job_size(session: Session, plan: Plan, profile: Profile | None) -> dict[str, Any] | None:
+    """What a plan's job takes of a cluster, as JSON fields: nodes, gpus_per_node, hours, gpu_hours (None where they are
+    unknown), and `from`: what bounds the hours ("time limit") or the runs that they are guessed from. None for a job
+    without GPUs, on this machine, or with nothing to do."""
+    steps = [step for step in plan if step.cached is None and not step.earlier]
+    if profile is None or profile.on_this_machine or not profile.gpus_per_node or not steps:
+        return None
+    hours, known_by = profile.hours, "time limit"
+    if hours is None:
+        before = [_seconds_before(session, step) for step in steps]
+        known = [each for each in before if each is not None]
+        hours = sum(seconds for seconds, _ in known) / 3600 if len(known) == len(before) else None
+        known_by = ", ".join(dict.fromkeys(run for _, run in known))
+    size = {"nodes": profile.nodes, "gpus_per_node": profile.gpus_per_node, "hours": hours}
+    total = None if hours is None else hours * profile.nodes * profile.gpus_per_node
+    return {**size, "gpu_hours": total, "from": None if hours is None else known_by}
+
+
+def _seconds_before(session: Session, step: PlannedStep) -> tuple[float, str] | None:
+    """How long a step would take by the newest run of it under its config: seconds a training step × steps."""
+    from nemotron_steps.runs.cache import config_of
+    from nemotron_steps.runs.report.follow import Follower, training_steps
+    from nemotron_steps.runs.run_folder import get_run, keys_of
+
+    store = session.store
+    refs = (session.newest(step.step_id, step.config_name, port) for port in step.produces)
+    for artifact in (store.find(ref) for ref in refs if ref is not None):
+        run = artifact.producer.run if artifact.producer else ""
+        for key in keys_of(store, run, artifact.producer.made_under if artifact.producer else None):
+            follower = Follower(store.backend.local(f"runs/{run}"))
+            follower.look()
+            seen, now = follower.steps.get(key), training_steps(step.config)
+            if seen is None or seen.index is None or now is None or seen.seconds_per_step is None:
+                return float(get_run(store, run).steps[key].get("seconds") or 0.0), run
+            ended_early = seen.index < (training_steps(config_of(store, artifact) or {}) or 0)  # by its data
+            return seen.seconds_per_step * (min(now, seen.index) if ended_early else now), run
+    return None
 
 
 def follow_attached(store: ArtifactStore, info: RunInfo, write: Callable[[str], None]) -> RunInfo:
