@@ -15,9 +15,9 @@ from nemotron_steps.session.jobs import printable
 from nemotron_steps.session.run_request import RunRequest
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.profiles import Profile
     from nemotron_steps.config.layout.memory.devices import DeviceMemory
     from nemotron_steps.config.layout.memory.settings import BatchArithmetic
+    from nemotron_steps.config.profiles import Profile
     from nemotron_steps.resolver.plan import Plan, PlannedStep
 
 _ORDER = ("weights", "optimizer", "gradients", "reference weights", "activations", "logprobs", "cache", "logits")
