@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.terminal import Terminal
@@ -28,24 +29,24 @@ def home(args: argparse.Namespace) -> int:
     store = Session(args.home).store
     found, place = homes.survey(store), Path(store.backend.url)
     total, inside = homes.size_of(place), [held for held in found if place in held.path.parents]
-    kinds = {}
+    kinds: dict[str, dict[str, Any]] = {}
     for kind, title in _KINDS.items():
         of_kind = [held for held in found if held.kind == kind]
-        kinds[title] = {**_sum(of_kind), "of": {of: _sum(h for h in of_kind if h.of == of) for of in _parts(of_kind)}}
-    kinds["other"] = {"count": None, "size": total - _sum(inside)["size"], "of": {}}
+        parts = sorted({held.of for held in of_kind if held.of})
+        kinds[title] = {**_sum(of_kind), "of": {of: _sum(held for held in of_kind if held.of == of) for of in parts}}
     if args.as_json:
         return print_json({"home": store.backend.url, "size": total, "kinds": kinds})
     out = Terminal.of()
     out.print(f"{out.style(shown_path(place), 'bold')}  {readable_size(total)}")
     rows = []
-    for title, kind in kinds.items():
-        free = title in (_KINDS[homes.LEFT], _KINDS[homes.UNNAMED]) and kind["count"]
-        rows.append([title, *_cells(kind), out.style("steps gc", "cyan") if free else ""])
-        for of, part in kind["of"].items():
-            free = title == _KINDS[homes.WORK] and of == FINISHED
-            rows.append([out.style(f"  {printable(of)}", "dim"), *_cells(part)])
-            rows[-1].append(out.style("steps gc", "cyan") if free else "")
-    out.table(rows, indent=2)
+    for kind, title in _KINDS.items():
+        lines = [(title, kinds[title], kind in (homes.LEFT, homes.UNNAMED))]
+        lines += [(f"  {of}", part, kind == homes.WORK and of == FINISHED) for of, part in kinds[title]["of"].items()]
+        for name, part, is_freed in lines:
+            cells = f"{part['count']:,}".rjust(6), readable_size(part["size"]).rjust(8)
+            rows.append([printable(name), *cells, out.style("steps gc", "cyan") if is_freed and part["count"] else ""])
+    rows.append(["other", "", readable_size(total - _sum(inside)["size"]).rjust(8), ""])
+    out.table(rows, indent=2, flexible=0)
     return 0
 
 
@@ -87,11 +88,3 @@ def shown(held: Held) -> str:
 def _sum(found: Iterable[Held]) -> dict[str, int]:
     each = list(found)
     return {"count": len(each), "size": sum({held.path: held.size for held in each}.values())}
-
-
-def _parts(found: Iterable[Held]) -> list[str]:
-    return sorted({held.of for held in found if held.of})
-
-
-def _cells(part: dict) -> list[str]:
-    return [("" if part["count"] is None else f"{part['count']:,}").rjust(6), readable_size(part["size"]).rjust(8)]

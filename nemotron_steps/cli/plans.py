@@ -117,7 +117,7 @@ def show_needs(found: Plan, request: RunRequest, out: Terminal) -> None:
 
 def show_size(size: Mapping[str, Any] | None, request: RunRequest, profile: Profile | None, out: Terminal) -> None:
     """What a job takes of a cluster, in GPU-hours; `size` as `job_size`."""
-    if size is None:
+    if size is None or profile is None:
         return
     nodes, gpus, hours = size["nodes"], size["gpus_per_node"], size["hours"]
     text = f"{_count(nodes, 'node')} × {_count(gpus, 'GPU')}"

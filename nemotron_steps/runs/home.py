@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from nemotron_steps.artifacts.backend import FsspecBackend
@@ -48,22 +49,22 @@ def survey(store: ArtifactStore) -> list[Held]:
     if isinstance(backend, FsspecBackend):
         what = "what an object store holds is counted and deleted by its own tools"
         raise RequestError(what, where=backend.url, expected="a home in a folder", hints=("--home DIR",))
-    records = [record for _, record in store.records() if not isinstance(record, ArtifactError)]
-    places = [(ARTIFACT, each.ref, _place(store, each), each.type, 0.0) for each in records]
-    runs = list_runs(store)
+    size = cache(size_of)
+    found, runs = [], list_runs(store)
+    for _, record in store.records():
+        if not isinstance(record, ArtifactError):
+            found.append(Held(ARTIFACT, record.ref, place := _place(store, record), size(place), record.type))
     for run in runs:
-        of = FINISHED if run.status == DONE else UNFINISHED
-        places.append((RUN, run.id, backend.local(f"runs/{run.id}"), of, run.updated))
+        path, of = backend.local(f"runs/{run.id}"), FINISHED if run.status == DONE else UNFINISHED
+        found.append(Held(RUN, run.id, path, size(path), of, run.updated))
     for key in filter(KEY.fullmatch, backend.names("work")):
         folder = WorkFolder(backend.local("work"), key)
         of = FINISHED if _is_over(store, folder, runs) and not is_held(folder.lock) else UNFINISHED
-        places.append((WORK, key, folder.path, of, 0.0))
+        found.append(Held(WORK, key, folder.path, size(folder.path), of))
     left = list(_left(store))
     rest = [(GIVEN, path) for path in sorted(backend.local("given").glob("*/*")) if path not in left]
     rest += [*((LEFT, path) for path in left), *((UNNAMED, path) for path in _unnamed(store))]
-    places += [(kind, path.name, path, "", 0.0) for kind, path in rest]
-    sizes = {path: size_of(path) for _, _, path, _, _ in places}
-    return [Held(kind, name, path, sizes[path], *about) for kind, name, path, *about in places]
+    return [*found, *(Held(kind, path.name, path, size(path)) for kind, path in rest)]
 
 
 def size_of(path: Path) -> int:

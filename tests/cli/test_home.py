@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -91,13 +92,11 @@ def test_a_kill_at_any_moment_leaves_a_home_that_is_whole(cli: Cli, home: Path) 
         shutil.copytree(whole, home)
         moment += 1
         if (child := os.fork()) == 0:
-            left = [moment]
+            left = iter(range(moment - 1, -1, -1))
 
-            def die(event: str, _: object) -> None:
-                if event in ("os.rename", "os.remove", "os.rmdir"):
-                    left[0] -= 1
-                    if not left[0]:
-                        os._exit(9)
+            def die(event: str, _: object, left: Iterator[int] = left) -> None:
+                if event in ("os.rename", "os.remove", "os.rmdir") and next(left) == 0:
+                    os._exit(9)
 
             sys.addaudithook(die)
             os._exit(steps(command))
