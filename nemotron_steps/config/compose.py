@@ -123,14 +123,14 @@ class SearchPath:
         own = (Mount(self.step, self.beside),) if self.beside is not None else ()
         return (*own, *(Mount("", root) for root in self.roots))
 
-    def _own(self) -> list[Mount]:
-        """The mounts that may hold configs of this step."""
-        return [mount for mount in self.mounts() if mount.prefix or mount.folder not in self.rivals]
-
     def names(self) -> tuple[str, ...]:
         """The config names this step has, sorted."""
         folders = [mount.group(self.step) for mount in self._own()]
         return tuple(sorted({file.stem for folder in folders if folder for file in folder.glob("*.yaml")}))
+
+    def _own(self) -> list[Mount]:
+        """The mounts that may hold configs of this step."""
+        return [mount for mount in self.mounts() if mount.prefix or mount.folder not in self.rivals]
 
     def locate(self, config: str | None) -> tuple[str | None, tuple[Mount, ...]]:
         """The Hydra name of a config and the mounts to compose it from: of a name (`tiny`), a path (`./mine.yaml`), or
@@ -234,12 +234,9 @@ def compose(
     job = _take_job(values, origins, search.step)
     inputs = values.pop(INPUTS_KEY, None) or {}
     if not isinstance(inputs, dict):
-        raise ConfigError(
-            f"`{INPUTS_KEY}` maps a step's ports to where their artifacts come from",
-            where=origin_of(origins, (INPUTS_KEY,)),
-            expected="inputs: {PORT: {step: STEP, config: NAME}} or {PORT: PATH}",
-            found=type(inputs).__name__,
-        )
+        what, where = f"`{INPUTS_KEY}` maps a step's ports to their artifacts", origin_of(origins, (INPUTS_KEY,))
+        expected = "inputs: {PORT: {step: STEP, config: NAME}} or {PORT: PATH}"
+        raise ConfigError(what, where=where, expected=expected, found=type(inputs).__name__)
     if schema is not None:
         from nemotron_steps.config.published import translate
         from nemotron_steps.config.validation import has_key

@@ -74,12 +74,7 @@ def rope_type(config: Mapping[str, Any]) -> tuple[str, int | None]:
 # -- layers of a hybrid
 
 KINDS = {"M": "Mamba-2", "E": "experts", "*": "attention", "-": "MLP"}
-NAMES = {
-    "M": ("linear_attention", "mamba"),
-    "E": ("moe",),
-    "*": ("full_attention", "attention"),
-    "-": ("mlp",),
-}
+NAMES = {"M": ("linear_attention", "mamba"), "E": ("moe",), "*": ("full_attention", "attention"), "-": ("mlp",)}
 """Letter → its names in a list; transformers writes the first."""
 LETTERS = {name: letter for letter, names in NAMES.items() for name in names}
 UNKNOWN = "?"
@@ -116,12 +111,7 @@ _SIZES = {
     "dense": ("intermediate_size",),
     "mixture": ("num_local_experts", "num_experts", "num_experts_per_tok", "moe_intermediate_size"),
     "M": ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel", "chunk_size"),
-    "E": (
-        "n_routed_experts",
-        "num_experts_per_tok",
-        "moe_intermediate_size",
-        "moe_shared_expert_intermediate_size",
-    ),
+    "E": ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "moe_shared_expert_intermediate_size"),
 }
 """Kind of a family, or letter of a layer → sizes that it needs; those that a model has no part for may be anything."""
 _LISTED = ("num_hidden_layers", "num_local_experts", "num_experts", "n_routed_experts")

@@ -90,12 +90,8 @@ def load_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int], str]:
             raise
         raise ConfigError(f"not valid YAML: {error}", where=str(path)) from error
     if not isinstance(data, dict):
-        raise ConfigError(
-            "a config file holds keys and values at its top level",
-            where=f"{path}:1",
-            expected="a mapping (`key: value`)",
-            found=type(data).__name__,
-        )
+        what, found = "a config file holds keys and values at its top level", type(data).__name__
+        raise ConfigError(what, where=f"{path}:1", expected="a mapping (`key: value`)", found=found)
     return data, lines, text
 
 

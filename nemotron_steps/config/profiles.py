@@ -17,7 +17,6 @@ reads the environment. Which keys there are, and what they do, is the executor's
 are read, merged and checked against the model it gives.
 """
 
-import json
 import os
 import re
 import shlex
@@ -115,11 +114,8 @@ def _tracker(name: str) -> str | None:
 def tracker_class(name: str) -> Any:
     """The class that another package brings for a table. UnsupportedError if none does, or it cannot be loaded."""
     if (reference := _tracker(name)) is None:
-        raise UnsupportedError(
-            f"the [{name}] table of env.toml needs a package that brings a tracker '{name}'",
-            where=f"[{name}]",
-            hints=(f"pip install {_IN_EXAMPLES[name]}",),
-        )
+        what = f"the [{name}] table of env.toml needs a package that brings a tracker '{name}'"
+        raise UnsupportedError(what, where=f"[{name}]", hints=(f"pip install {_IN_EXAMPLES[name]}",))
     try:
         return load_object(reference)
     except (ImportError, AttributeError) as error:
@@ -275,27 +271,25 @@ class Environment:
             if not (takes or overridden) or (key == "container_image" and key in merged and not overridden):
                 continue
             if others:
-                images = (value, *others)
-                raise ConfigError(
-                    "one job works on all these steps, and their configs name several images",
-                    where=at,
-                    expected="container_image in the profile, or the steps one by one",
-                    found=", ".join(images),
-                    hints=[_appended(at, image) for image in images],
-                )
+                what = "one job works on all these steps, and their configs name several images"
+                expected = "container_image in the profile, or the steps one by one"
+                hints = [_appended(at, f'container_image = "{image}"') for image in (value, *others)]
+                raise ConfigError(what, where=at, expected=expected, found=", ".join((value, *others)), hints=hints)
             merged[key], lines[key] = value, where or at
         profile = _validated(model, merged, name, lines)
         image, always = merged.get("container_image"), "container_image" in model.of_image
         needs = [key for key in model.of_image if merged.get(key)]
         if job is None or not ((always and not image) or (needs and image is None)):
             return profile
-        without = () if always else (_appended(at, "") + "   # without a container",)
+        build = 'container_image = "nemotron-steps:cuda"'
+        hints = [f"{_appended(at, build)}   # docs/executors.md: how to build it"]
+        hints += [] if always else [_appended(at, 'container_image = ""') + "   # without a container"]
         lacking = NoImageError(
             f"[{name}] needs an image{' for its ' if needs else ''}{' and '.join(needs)}, and neither it nor the "
             "step's config names one",
             where=lines.get((*needs, "")[0], at),
             expected="container_image in the profile, or run.env.container=IMAGE",
-            hints=(_appended(at, "nemotron-steps:cuda") + "   # docs/executors.md: how to build it", *without),
+            hints=hints,
         )
         lacking.profile = profile
         raise lacking
@@ -388,9 +382,8 @@ def _filled(value: Any, where: str) -> Any:
             raise ConfigError(f"environment variable {name} is not set", where=where, found=found[0], hints=hints)
         return os.environ.get(name, re.sub(r"^(['\"])(.*)\1$", r"\2", default or ""))
 
-    before = None
-    while isinstance(value, str) and value != before:  # a default may have a variable of its own
-        before, value = value, re.sub(r"\$\{oc\.env:([A-Za-z_]\w*)(?:,([^{}]*))?\}", read, value)
+    for _ in range(3 if isinstance(value, str) else 0):  # a default may have a variable of its own, and so may that
+        value = re.sub(r"\$\{oc\.env:([A-Za-z_]\w*)(?:,([^{}]*))?\}", read, value)
     return value
 
 
@@ -414,11 +407,7 @@ def _validated(model: type[TableT], values: Mapping[str, Any], table: str, lines
     return validate(ComposedConfig(f"[{table}]", dict(values), {}, origins, lines[""]), model)
 
 
-def _appended(where: str, image: str) -> str:
-    return _sed(where, f"a container_image = {json.dumps(image)}")
-
-
-def _sed(where: str | None, script: str) -> str:
-    """A command that changes env.toml at a place."""
-    file, _, line = (where or "").rpartition(":")
-    return f"sed -i {shlex.quote(line + script)} {shlex.quote(file)}"
+def _appended(where: str, text: str) -> str:
+    """A command that adds a line to env.toml after another."""
+    file, _, line = where.rpartition(":")
+    return f"sed -i {shlex.quote(f'{line}a {text}')} {shlex.quote(file)}"

@@ -14,7 +14,8 @@ from typing import Any
 
 from nemotron_steps.errors import ArtifactError
 
-Render = Callable[[Sequence[dict[str, Any]], Sequence[dict[str, Any]], bool], str]
+Messages = Sequence[dict[str, Any]]
+Render = Callable[[Messages, Messages, bool], str]
 """Messages, tools and whether to add the generation prompt → the text that a chat template writes."""
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 MARKUP = frozenset({THINK_OPEN, THINK_CLOSE, "<tool_call>", "</tool_call>", "<TOOLCALL>", "</TOOLCALL>"})
@@ -72,22 +73,17 @@ class TurnEnds:
             found.append(closing[begun:ended])
         return tuple(dict.fromkeys(text for text in found if text))
 
-    def continuation(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, turn_ended: bool
-    ) -> str:
+    def continuation(self, messages: Messages, tools: Messages, *, turn_ended: bool) -> str:
         """See ChatFormat.render_continuation."""
         mark, before, after = self._around(messages, tools)
         closing, tail = what_follows(mark, before), what_follows(mark, after)
         begun, ended = self._end_of_turn(closing, tail, tools)
         if tail[:ended] != closing[:ended]:
-            raise ArtifactError(
-                "the chat template ends an assistant turn otherwise when a message follows",
-                expected=repr(closing[:ended]),
-                found=repr(tail[:ended]),
-            )
+            what = "the chat template ends an assistant turn otherwise when a message follows"
+            raise ArtifactError(what, expected=repr(closing[:ended]), found=repr(tail[:ended]))
         return tail[ended if turn_ended else begun :]
 
-    def _around(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
+    def _around(self, messages: Messages, tools: Messages) -> tuple[str, str, str]:
         """A word, and a stub of a chat whose assistant turn says it, without and with the messages after it."""
         mark = word_absent_from(json.dumps([list(messages), list(tools)]))
         *others, last = _stubs(mark, messages)
@@ -98,7 +94,7 @@ class TurnEnds:
                 continue
         return mark, self._render(last, tools, False), self._render([*last, *messages], tools, True)
 
-    def _end_of_turn(self, closing: str, tail: str, tools: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    def _end_of_turn(self, closing: str, tail: str, tools: Messages) -> tuple[int, int]:
         """Where the token that ends a turn is in `closing`, what follows a turn that nothing follows (`tail`: the same
         of one that messages follow); its end twice where no token ends turns.
 

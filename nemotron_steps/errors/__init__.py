@@ -61,26 +61,16 @@ class StepsError(Exception):
     def render(self) -> str:
         """The error as plain text: code and sentence, then where, expected, found and hints."""
         lines = [f"error[{self.code}]: {self.what}"]
-        if self.where is not None:
-            lines.append(f"  --> {self.where}")
-        if self.expected is not None:
-            lines.append(f"  expected: {self.expected}")
-        if self.found is not None:
-            lines.append(f"  found:    {self.found}")
+        for label, text in (("-->", self.where), ("expected:", self.expected), ("found:   ", self.found)):
+            if text is not None:
+                lines.append(f"  {label} {text}")
         lines.extend(f"  hint: {hint}" for hint in self.hints)
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """The error as JSON-serialisable fields, for `--json` and the event journal."""
-        return {
-            "code": self.code,
-            "class": type(self).__name__,
-            "what": self.what,
-            "where": self.where,
-            "expected": self.expected,
-            "found": self.found,
-            "hints": list(self.hints),
-        }
+        said = {key: getattr(self, key) for key in ("what", "where", "expected", "found")}
+        return {"code": self.code, "class": type(self).__name__, **said, "hints": list(self.hints)}
 
 
 def of_run(error: StepsError, run: str) -> StepsError:
@@ -89,36 +79,30 @@ def of_run(error: StepsError, run: str) -> StepsError:
     return error
 
 
-def _file_and_line(where: str | None) -> tuple[str, str] | None:
+def _at_line(where: str | None, command: str) -> tuple[str, ...]:
+    """A hint: a command for the file and the line that an error is about; none unless it is `file:line`."""
     path, _, line = (where or "").rpartition(":")
-    return (shlex.quote(path), line) if path and line.isdigit() else None
+    said = command.format(path=path, file=shlex.quote(path), line=line)
+    return (said,) if path and line.isdigit() else ()
 
 
 def show_line(where: str) -> tuple[str, ...]:
     """A command that prints the row an error is about, as a hint; none where `where` is not `file:line`."""
-    if (found := _file_and_line(where)) is None:
-        return ()
-    path, line = found
-    if where.startswith(("http://", "https://")):
-        return (f"curl -sL {path} | sed -n {line}p   # the row",)
-    return (f"sed -n {line}p {path}   # the row",)
+    remote = where.startswith(("http://", "https://"))
+    shown = "curl -sL {file} | sed -n {line}p" if remote else "sed -n {line}p {file}"
+    return _at_line(where, f"{shown}   # the row")
 
 
 def without_line(where: str) -> tuple[str, ...]:
     """A command that takes the line an error is about out of its file, as a hint; none unless it is `file:line`."""
-    if (found := _file_and_line(where)) is None:
-        return ()
-    file, line = found
-    return (f"sed -i.bak {line}d {file}   # takes it out; {where.rpartition(':')[0]}.bak stays",)
+    return _at_line(where, "sed -i.bak {line}d {file}   # takes it out; {path}.bak stays")
 
 
 def renamed_key(where: str | None, wrong: str, right: str = "") -> tuple[str, ...]:
     """A command that corrects a misspelt key in the line that an error is about, as a hint; none without a line, or
     without a key that is the wrong one misspelt (`config.names.meant`): another may mean another thing."""
-    if (found := _file_and_line(where)) is None or not re.fullmatch(r"[\w-]+ [\w-]+", f"{wrong} {right}"):
-        return ()
-    file, line = found
-    return (f"sed -i '{line}s/\\b{wrong}\\b/{right}/' {file}   # corrects the key",)
+    plain = re.fullmatch(r"[\w-]+ [\w-]+", f"{wrong} {right}")
+    return _at_line(where, f"sed -i '{{line}}s/\\b{wrong}\\b/{right}/' {{file}}   # corrects the key") if plain else ()
 
 
 def fetch_again(folder: Path, broken: Path | None = None) -> tuple[str, ...]:

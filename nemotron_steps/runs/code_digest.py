@@ -31,7 +31,7 @@ _IMPORT = re.compile(
 )
 _NAMED = re.compile(r"""["']([A-Za-z_]\w*(?:\.\w+)+)(?::\w+)?["']""")
 """A module named in a string, `"package.module:Name"`: registries that import lazily are followed too."""
-_QUOTED = re.compile(r"""(?<![\[\w])["'/]([^"'/\n]+)(?=["'/])""")
+_QUOTED = re.compile(r"""(?:(?<![\[\w])|(?<=\W[rbfRBF]))["'/]([^"'/\n]+)(?=["'/])""")
 """A part of a path in a string; what stands in `row["name"]` is none."""
 _WRITTEN = re.compile(r"""open\([^,()]*,\s*["'][bt]*[wax]|["'][^"'\n]*\.log["']""")
 _UPWARDS = re.compile(r"\.\.[/\"']|parents\[|\.parent\.parent|dirname\([^()]*dirname")
@@ -77,7 +77,8 @@ class Code:
     def add_file(self, path: Path) -> None:
         """Take a Python file of the user's own, and what is mentioned in it."""
         files = _mentioned(path.absolute())
-        modules = {file.stem for file in files} | {file.parent.name for file in files}
+        sources = [file for file in files if file.suffix == ".py"]
+        modules = {file.stem for file in sources} | {file.parent.name for file in sources}
         for file in files:
             self.files.setdefault(f"file {file.name}", set()).add(file)
             if file.suffix == ".py":
@@ -168,17 +169,20 @@ def _mentioned(path: Path) -> set[Path]:
         if _UPWARDS.search(text):
             roots |= dict.fromkeys(path.parents[1:3])
         whole = {Path(each) for each in re.findall(r"""["'](/[^"'\n]+)["']""", text)}
-        for place in [place for root in roots if root.is_dir() for place in root.iterdir()]:
+        for place in [place for root in roots if os.access(root, os.R_OK | os.X_OK) for place in root.iterdir()]:
             name, stem = place.name, place.name.removesuffix(".py")
             if stem in words and place.is_dir() and (any(place.glob("*.py")) or any(place.glob("*/*.py"))):
                 roots[place] = None
+                whole.add(place / "__init__.py")
             mentioned = name in quoted or any(fnmatch(name, each) for each in patterns)
             # A module that a name put together imports may be any beside it.
-            imported = stem != name and (stem in words or ("import_module(f" in text and place.parent == path.parent))
+            beside = place.parent == path.parent and re.search(r"""(?:import_module|__import__)\((?!\s*["'])""", text)
+            imported = stem != name and (stem in words or beside)
             if mentioned or imported:
                 whole.add(place)
         for place in whole:
-            if not place.exists() or place.name[0] == "." or f"{place.resolve()}/".startswith(SYSTEM):
+            system = f"{place.resolve()}/".startswith(SYSTEM) and not place.is_relative_to(path.parent)
+            if system or not place.exists() or place.name[0] == ".":
                 continue
             around = any(each.is_relative_to(place.resolve()) for each in (path, Path.cwd(), Path(gettempdir())))
             for file in [place] if place.is_file() else () if around else islice(files_below(place), _MOST_FILES):

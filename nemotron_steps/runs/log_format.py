@@ -20,8 +20,49 @@ _BETTER = {
 
 def render(record: Record) -> str | None:
     """One line for a record, without time; None for records that would only be noise in a log."""
-    text = _RENDERERS[record["kind"]](record) if record["kind"] in _RENDERERS else None
+    text = _text(record["kind"], record)
     return f"[{record['step']}] {text}" if text and record["step"] else text
+
+
+def _text(kind: str, record: Record) -> str | None:
+    match kind:
+        case "run_started":
+            began, count = "resumed" if record["resumed"] else "started", len(record["steps"])
+            return f"run {record['run']} {began}: {record['name']}, {count} step{'s' * (count != 1)}"
+        case "run_finished":
+            ran, cached, took = record["ran"], record["cached"], seconds(record["seconds"])
+            if ran == 0 and record["status"] == "done":
+                every = f"all {cached} steps are cached" if cached > 1 else "the step is cached"
+                return f"nothing to do: {every} ({took})"
+            return f"run {record['status']} in {took}: {ran} step{'s' * (ran != 1)} ran, {cached} cached"
+        case "step_started":
+            began = "continues from its work folder" if record["resumed"] else "started"
+            return f"{began} (key {record['cache_key'][:12]})"
+        case "step_waiting":
+            run, process, host = (record["holder"].get(name, "?") for name in ("run", "pid", "host"))
+            return f"another run works on the same artifact (run {run}, process {process} on {host}): waiting for it"
+        case "waiting":
+            return str(record["text"])
+        case "hint":
+            return f"hint: {record['text']}"
+        case "step_cached":
+            return f"{record['reason']}: {outputs(record['outputs'])}"
+        case "step_finished":
+            return f"done in {seconds(record['seconds'])}: {outputs(record['outputs'])}"
+        case "step_failed":
+            return f"failed: {record['error']['what']}"
+        case "metrics":
+            shown = [f"{name}={number(value)}" for name, value in record["values"].items()]
+            more = [f"(+{len(shown) - _SHOWN_METRICS} more)"] if len(shown) > _SHOWN_METRICS else []
+            return f"step {record['index']}: {'  '.join([*shown[:_SHOWN_METRICS], *more])}"
+        case "event":
+            fields = "  ".join(f"{name}={values_of(value)}" for name, value in record["fields"].items())
+            return f"{record['name']}: {fields}" if fields else str(record["name"])
+        case "signal":
+            return "signal " + signal_text(record["name"], record["numbers"])
+        case "summary":
+            return "  ".join(f"{name}: {in_words(name, value)}" for name, value in record["values"].items())
+    return None
 
 
 class RunLog(logging.Handler):
@@ -180,21 +221,6 @@ def outputs(references: Mapping[str, str]) -> str:
     return ", ".join(f"{port} = {ref}" for port, ref in references.items())
 
 
-def _run_finished(record: Record) -> str:
-    ran, cached, took = record["ran"], record["cached"], seconds(record["seconds"])
-    if ran == 0 and record["status"] == "done":
-        every = f"all {cached} steps are cached" if cached > 1 else "the step is cached"
-        return f"nothing to do: {every} ({took})"
-    return f"run {record['status']} in {took}: {ran} step{'s' * (ran != 1)} ran, {cached} cached"
-
-
-def _metrics(record: Record) -> str:
-    values = list(record["values"].items())
-    shown = "  ".join(f"{name}={number(value)}" for name, value in values[:_SHOWN_METRICS])
-    more = f"  (+{len(values) - _SHOWN_METRICS} more)" if len(values) > _SHOWN_METRICS else ""
-    return f"step {record['index']}: {shown}{more}"
-
-
 def signal_text(name: str, numbers: Mapping[str, Any], times: int = 1) -> str:
     """A signal: `kl_spike at step 12: KL to ...` where it says what it saw, else its numbers in parentheses."""
     if "message" in numbers:
@@ -205,33 +231,3 @@ def signal_text(name: str, numbers: Mapping[str, Any], times: int = 1) -> str:
     if times > 1:
         parts.append(f"{times} times")
     return f"{name} ({', '.join(parts)})" if parts else name
-
-
-def _event(record: Record) -> str:
-    fields = "  ".join(f"{name}={values_of(value)}" for name, value in record["fields"].items())
-    return f"{record['name']}: {fields}" if fields else str(record["name"])
-
-
-_RENDERERS: dict[str, Callable[[Record], str]] = {
-    "run_started": lambda r: (
-        f"run {r['run']} {'resumed' if r['resumed'] else 'started'}: {r['name']}, {len(r['steps'])} steps"
-    ),
-    "run_finished": _run_finished,
-    "step_started": lambda r: (
-        ("continues from its work folder" if r["resumed"] else "started") + f" (key {r['cache_key'][:12]})"
-    ),
-    "step_waiting": lambda r: (
-        "another run works on the same artifact (run {run}, process {pid} on {host}): waiting for it".format(
-            **{"run": "?", "pid": "?", "host": "?", **r["holder"]}
-        )
-    ),
-    "waiting": lambda r: r["text"],
-    "step_cached": lambda r: f"{r['reason']}: {outputs(r['outputs'])}",
-    "step_finished": lambda r: f"done in {seconds(r['seconds'])}: {outputs(r['outputs'])}",
-    "step_failed": lambda record: "failed: " + str(record["error"]["what"]),
-    "hint": lambda r: f"hint: {r['text']}",
-    "metrics": _metrics,
-    "event": _event,
-    "signal": lambda r: "signal " + signal_text(r["name"], r["numbers"]),
-    "summary": lambda r: "  ".join(f"{name}: {in_words(name, value)}" for name, value in r["values"].items()),
-}

@@ -162,8 +162,7 @@ def stage_outputs(
         except (ArtifactError, DataError) as error:
             work.reject()
             what = f"step '{planned.step_id}' left an output '{port}' that is not a valid {slot.type}: {error.what}"
-            details = {"where": error.where, "expected": error.expected, "found": error.found}
-            raise StepFailedError(what, **details) from error
+            raise StepFailedError(what, where=error.where, expected=error.expected, found=error.found) from error
     return staged
 
 

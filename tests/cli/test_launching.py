@@ -122,7 +122,7 @@ def test_a_secret_of_the_command_line_is_not_handed_to_a_job(cli: Cli, queue: li
     [
         ('executor = "slurm"', ("--force-squash",), "this profile imports none", 1),
         ('executor = "slurm"\nmounts = ["/a:/a"]\ncontainer_image = "x"', ("--home", "a,b"), "':' or ','", 3),
-        ('executor = "lepton"\nresource_shape = "cpu"\ncontainer_image = "x"', (), "would not see the home", 1),
+        ('executor = "lepton"\nresource_shape = "cpu"\ncontainer_image = "x"', (), "not see what the run reads", 1),
     ],
     ids=["force-squash", "comma", "home"],
 )

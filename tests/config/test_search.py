@@ -15,18 +15,17 @@ def write(root: Path, *names: str, text: str = "steps: 2\n") -> Path:
     return root
 
 
-def test_configs_beside_the_manifest_go_before_those_of_packs_and_bases_of_rivals_are_found(tmp_path):
+def test_configs_beside_the_manifest_go_before_those_of_packs(tmp_path):
     own = write(tmp_path / "own", "rl/toy/tiny.yaml", "rl/toy/more.yaml")
-    rival = write(tmp_path / "rival", "rl/toy/theirs.yaml", "rl/base/common.yaml")
+    other = write(tmp_path / "other", "rl/toy/theirs.yaml", "rl/base/common.yaml")
     beside = write(tmp_path / "beside", "tiny.yaml")
-    search = SearchPath("rl/toy", (own, rival), beside, frozenset({rival}))
-    assert search.names() == ("more", "tiny")
-    assert [mount.folder for mount in search.mounts()] == [beside, own, rival]
+    search = SearchPath("rl/toy", (own, other), beside)
+    assert search.names() == ("more", "theirs", "tiny")
+    assert [mount.folder for mount in search.mounts()] == [beside, own, other]
     assert search.locate("tiny") == ("rl/toy/tiny", search.mounts())
-    with pytest.raises(ConfigError, match="no config 'theirs'") as caught:
-        search.locate("theirs")
-    assert (caught.value.expected, caught.value.hints) == ("more, tiny", ("steps show rl/toy   # its configs",))
-    assert SearchPath("rl/toy", (own, rival)).names() == ("more", "theirs", "tiny")
+    with pytest.raises(ConfigError, match="no config 'none'") as caught:
+        search.locate("none")
+    assert (caught.value.expected, caught.value.hints) == ("more, theirs, tiny", ("steps show rl/toy   # its configs",))
 
 
 def test_a_users_file_comes_first_and_the_files_beside_it_last(tmp_path, monkeypatch):

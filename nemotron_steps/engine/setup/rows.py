@@ -243,7 +243,7 @@ class Needs:
 
 
 def read_data(config: RlConfig, left_out: Callable[[int], None] = lambda _: None) -> RunRows:
-    """The rows, those that are too long left out or refused (prompt_lengths.py)."""
+    """The rows, those that are too long left out or refused."""
     data = config.data
     if data.train.data_path is None:
         raise ConfigError(

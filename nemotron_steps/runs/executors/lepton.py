@@ -92,20 +92,14 @@ def job_request(launch: Launch) -> dict[str, Any]:
     profile = launch.profile
     assert isinstance(profile, LeptonProfile)  # profile_model is what the profile was read with
     mounted = [mount.get("mount_path", "") for mount in profile.mounts]
-    if not any(path and launch.home.is_relative_to(path) for path in mounted):
-        raise RequestError(
-            "the job would not see the home",
-            where="mounts",
-            expected=f"a mount_path that holds {launch.home}",
-            found=", ".join(mounted) or "none",
-            hints=(f'mounts = [{{ path = "/", mount_path = "{launch.home}", from = "node-nfs:NAME" }}]',),
-        )
-    if unseen := launch.unseen(f"{path}:{path}" for path in mounted if path):
+    home = [] if any(path and launch.home.is_relative_to(path) for path in mounted) else [launch.home]
+    if unseen := home or launch.unseen(f"{path}:{path}" for path in mounted if path):
         raise RequestError(
             "the job would not see what the run reads",
             where="mounts",
             expected="a mount_path that holds it, at the path that it has here",
             found=", ".join(str(path) for path in unseen),
+            hints=(f'mounts = [{{ path = "/", mount_path = "{unseen[0]}", from = "node-nfs:NAME" }}]',),
         )
     name = next(iter(launch.secret_variables), "")
     launch.refuse_secrets(

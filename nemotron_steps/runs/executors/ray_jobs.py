@@ -127,10 +127,8 @@ def _request(address: str, question: Any) -> Any:
     try:
         return question()
     except AuthenticationError as error:
-        hints = ("export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=FILE",)
-        raise RequestError(
-            "the Ray cluster wants a token", where=where, found=first_line(error), hints=hints
-        ) from error
+        what, hint = "the Ray cluster wants a token", "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=FILE"
+        raise RequestError(what, where=where, found=first_line(error), hints=(hint,)) from error
     except OSError as error:
         hints = ("ray start --head --dashboard-port=8265   # on the cluster's first node", "ray status")
         raise RetryableError("no Ray cluster answers", where=where, found=first_line(error), hints=hints) from error
