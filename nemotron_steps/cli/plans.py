@@ -127,7 +127,8 @@ def show_size(size: Mapping[str, Any] | None, request: RunRequest, profile: Prof
     else:
         bounded = size["from"] == "time limit"
         text = f"{'up to' if bounded else 'about'} {text} × {_short(hours)} h = {_short(size['gpu_hours'])} GPU-hours"
-        text += "" if bounded else f", by the pace of {size['from']}"
+        runs = size["from"].split(", ")
+        text += "" if bounded else f", by the pace of {runs[0] if len(runs) == 1 else f'{len(runs)} earlier runs'}"
     out.print(f"  {out.style(printable(text), 'bold')}")
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.secrets import MASK, looks_random, mask
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from nemotron_steps.runs.run_folder import RunInfo
 
 JOB_VARIABLE = "STEPS_JOB"
+_PAUSE = 20
+"""Between steps that took so many times the usual nobody was at work: the run was resumed."""
 _OF_A_LOGIN = frozenset({"HOME", "HOSTNAME", "LOGNAME", "PATH", "PWD", "SHELL", "TMPDIR", "USER"})
 _OF_AN_IMAGE = frozenset(
     {"bin", "boot", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sbin", "sys", "usr", "var"}
@@ -106,22 +110,32 @@ def job_size(session: Session, plan: Plan, profile: Profile | None) -> dict[str,
 
 def _seconds_before(session: Session, step: PlannedStep) -> tuple[float, str] | None:
     """How long a step would take by the newest run of it under its config: seconds a training step × steps."""
-    from nemotron_steps.runs.cache import config_of
-    from nemotron_steps.runs.report.follow import Follower, training_steps
-    from nemotron_steps.runs.run_folder import get_run, keys_of
+    import yaml
 
-    store = session.store
-    refs = (session.newest(step.step_id, step.config_name, port) for port in step.produces)
-    for artifact in (store.find(ref) for ref in refs if ref is not None):
-        run = artifact.producer.run if artifact.producer else ""
-        for key in keys_of(store, run, artifact.producer.made_under if artifact.producer else None):
-            follower = Follower(store.backend.local(f"runs/{run}"))
-            follower.look()
-            seen, now = follower.steps.get(key), training_steps(step.config)
-            if seen is None or seen.index is None or now is None or seen.seconds_per_step is None:
-                return float(get_run(store, run).steps[key].get("seconds") or 0.0), run
-            ended_early = seen.index < (training_steps(config_of(store, artifact) or {}) or 0)  # by its data
-            return seen.seconds_per_step * (min(now, seen.index) if ended_early else now), run
+    from nemotron_steps.config.locations import read_json
+    from nemotron_steps.runs.report.follow import training_steps
+    from nemotron_steps.runs.run_folder import list_runs, read_events
+
+    now = training_steps(step.config)
+    for run in reversed(list_runs(session.store)):
+        ran = {key: each.get("seconds") for key, each in run.steps.items() if each["state"] == "ran"}
+        folder = session.store.backend.local(f"runs/{run.id}")
+        planned = read_json(folder / "plan.json") if ran else None
+        for each in planned["steps"] if isinstance(planned, dict) else ():
+            key = each["key"]
+            if key not in ran or (each["step"], each["config"]) != (step.step_id, step.config_name):
+                continue
+            times: dict[int, float] = {}
+            for record in read_events(session.store, run.id, "metrics"):
+                if record.get("step") == key:
+                    times.setdefault(record["index"], record["time"])
+            gaps = [(times[b] - times[a]) / (b - a) for a, b in pairwise(sorted(times))]
+            if now is None or not gaps:
+                return float(ran[key] or 0.0), run.id
+            usual = [gap for gap in gaps if 0 <= gap <= _PAUSE * median(gaps)] or gaps
+            then = training_steps(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))[key])
+            ended_early = max(times) < (then or 0)  # its data were used up
+            return fmean(usual) * (min(now, max(times)) if ended_early else now), run.id
     return None
 
 
