@@ -125,13 +125,6 @@ class ArtifactStore:
             if lock is not None:
                 os.close(lock)
 
-    def forget(self, artifact: Artifact) -> None:
-        """Delete the record of a version, in a home on this machine; its object stays, for other versions of it."""
-        folder = self.backend.local(_folder_of(artifact.name))
-        (folder / f"v{artifact.version}.json").unlink(missing_ok=True)
-        with suppress(OSError):  # other versions
-            folder.rmdir()
-
     def commit(self, staged: Path, type_name: str, *, name: str, **about: Any) -> Artifact:
         """Publish a filled folder as the next version of `name`, moving it away. As `stage` and `publish`."""
         return self.publish(self.stage(staged, type_name, name=name, **about))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.artifacts.models import made_by
@@ -17,7 +16,6 @@ from nemotron_steps.session.run_request import RunRequest
 if TYPE_CHECKING:
     from nemotron_steps.config.layout.memory.devices import DeviceMemory
     from nemotron_steps.config.layout.memory.settings import BatchArithmetic
-    from nemotron_steps.config.profiles import Profile
     from nemotron_steps.resolver.plan import Plan, PlannedStep
 
 _ORDER = ("weights", "optimizer", "gradients", "reference weights", "activations", "logprobs", "cache", "logits")
@@ -98,8 +96,9 @@ def _note(step: PlannedStep, numbers: dict[str, int], out: Terminal) -> str:
     return "  ".join(filter(None, notes))
 
 
-def show_needs(found: Plan, request: RunRequest, out: Terminal) -> None:
-    """What the steps still to run need and this machine lacks; under a profile, what was not asked of its machines."""
+def show_needs(found: Plan, request: RunRequest, out: Terminal, size: str = "") -> None:
+    """What the steps still to run need and this machine lacks; under a profile, what was not asked of its machines, and
+    the `size` of its job."""
     from nemotron_steps.runs.prerequisites import missing, needs_of
 
     if request.profile is not None:
@@ -107,33 +106,13 @@ def show_needs(found: Plan, request: RunRequest, out: Terminal) -> None:
         if needs:
             text = f"not asked of this machine, but needed where {request.profile} runs it: {', '.join(needs)}"
             out.print(f"  {out.style('note:', 'yellow')} {printable(text)}")
+        out.print(f"  {out.style(printable(size), 'bold')}") if size else None
         return
     for finding, steps in missing(found, tried=False):
         keys = ", ".join(step.key for step in steps)
         out.print(f"  {out.style('will need', 'yellow')} {printable(f'{finding.name}, for {keys}')}")
         for line in finding.fix.splitlines()[:1]:
             out.print(f"      {out.style(printable(line), 'cyan')}")
-
-
-def show_size(size: Mapping[str, Any] | None, request: RunRequest, profile: Profile | None, out: Terminal) -> None:
-    """What a job takes of a cluster, in GPU-hours; `size` as `job_size`."""
-    if size is None or profile is None:
-        return
-    nodes, gpus, hours = size["nodes"], size["gpus_per_node"], size["hours"]
-    text = f"{_count(nodes, 'node')} × {_count(gpus, 'GPU')}"
-    if hours is None:
-        settable = "time" in type(profile).model_fields
-        text += f", hours unknown{f': set time in [{request.profile}]' if settable else ''}"
-    else:
-        bounded = size["from"] == "time limit"
-        text = f"{'up to' if bounded else 'about'} {text} × {_short(hours)} h = {_short(size['gpu_hours'])} GPU-hours"
-        runs = size["from"].split(", ")
-        text += "" if bounded else f", by the pace of {runs[0] if len(runs) == 1 else f'{len(runs)} earlier runs'}"
-    out.print(f"  {out.style(printable(text), 'bold')}")
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.1 else "under 0.1"
 
 
 def show_unfilled(found: Plan, out: Terminal) -> None:

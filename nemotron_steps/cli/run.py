@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import error_fields, print_json
 from nemotron_steps.cli.parser import request_of
-from nemotron_steps.cli.plans import plan_fields, show_needs, show_plan, show_size, show_unfilled
+from nemotron_steps.cli.plans import plan_fields, show_needs, show_plan, show_unfilled
 from nemotron_steps.cli.terminal import Terminal, duration, number
 from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.config.secrets import redact
@@ -49,13 +49,11 @@ def plan(args: argparse.Namespace) -> int:
         os.environ.update(profile.variables_here)
     _refuse_accept(args, forgets=args.force)
     found = plan_run(session, request, force=args.force, accept=args.accept)
-    profile = session.job_profile(request, found)
-    size = job_size(session, found, profile)
+    size = job_size(session, request, found, session.job_profile(request, found))
     if args.as_json:
         return print_json({**plan_fields(found), "job": size})
     show_plan(found, request, Terminal.of(), why=args.why)
-    show_needs(found, request, Terminal.of())
-    show_size(size, request, profile, Terminal.of())
+    show_needs(found, request, Terminal.of(), size["text"])
     return 0
 
 
@@ -141,7 +139,7 @@ def _dry_run(args: argparse.Namespace, session: Session, request: RunRequest) ->
                 checked_launch(session, request, found, profile, "RUN", force_squash=args.force_squash)
         except RequestError as refused:
             found = replace(found, unfilled=(*found.unfilled, refused))
-    size = job_size(session, found, profile)
+    size = job_size(session, request, found, profile)
     configs = {step.key: redact(dict(step.config)) for step in found.steps}
     if args.as_json:
         fields = plan_fields(found)
@@ -158,8 +156,7 @@ def _dry_run(args: argparse.Namespace, session: Session, request: RunRequest) ->
         out.print(out.style(f"# {title}", "dim"))
         out.print(yaml.dump(values, Dumper=dumper, sort_keys=False, allow_unicode=True, width=110))
     show_plan(found, request, out)
-    show_needs(found, request, out)
-    show_size(size, request, profile, out)
+    show_needs(found, request, out, size["text"])
     show_unfilled(found, out)
     return 0
 
@@ -195,12 +192,11 @@ def show_to_submit(
     session: Session, request: RunRequest, out: Terminal, found: Plan, profile: Profile, *, asks: bool = False
 ) -> None:
     """A plan that is about to be handed over. `asks`: whether to, on a terminal, where it takes many GPU-hours."""
-    size = job_size(session, found, profile)
+    size = job_size(session, request, found, profile)
     show_plan(found, request, out)
-    show_needs(found, request, out)
-    show_size(size, request, profile, out)
+    show_needs(found, request, out, size["text"])
     out.print()
-    if asks and size is not None and (size["gpu_hours"] or 0) > _MANY_GPU_HOURS and out.can_ask:
+    if asks and (size["gpu_hours"] or 0) > _MANY_GPU_HOURS:
         out.confirm("submit?", "nothing was submitted")
 
 

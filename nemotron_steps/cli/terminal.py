@@ -53,17 +53,15 @@ class Terminal:
         """Write one or more lines."""
         self.stream.write(text + "\n")
 
-    @property
-    def can_ask(self) -> bool:
-        """Whether somebody reads, and can answer."""
-        return self.width is not None and sys.stdin.isatty()
-
-    def confirm(self, question: str, refused: str) -> None:
-        """Ask; InterruptedRunError saying `refused` for any answer but yes."""
+    def confirm(self, question: str, refused: str) -> bool:
+        """Ask; False where nobody can be asked. InterruptedRunError saying `refused` for any answer but yes."""
+        if self.width is None or not sys.stdin.isatty():
+            return False
         self.stream.write(f"{question} [y/N] ")
         self.stream.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise InterruptedRunError(refused)
+        return True
 
     def table(
         self, rows: Iterable[Sequence[str]], *, indent: int = 0, flexible: int = -1, below: int | None = None

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.secrets import MASK, looks_random, mask
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from nemotron_steps.runs.run_folder import RunInfo
 
 JOB_VARIABLE = "STEPS_JOB"
-_PAUSE = 20
-"""Between steps that took so many times the usual nobody was at work: the run was resumed."""
 _OF_A_LOGIN = frozenset({"HOME", "HOSTNAME", "LOGNAME", "PATH", "PWD", "SHELL", "TMPDIR", "USER"})
 _OF_AN_IMAGE = frozenset(
     {"bin", "boot", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sbin", "sys", "usr", "var"}
@@ -90,22 +88,27 @@ def submit(
     return info, profile
 
 
-def job_size(session: Session, plan: Plan, profile: Profile | None) -> dict[str, Any] | None:
-    """What a plan's job takes of a cluster, as JSON fields: nodes, gpus_per_node, hours, gpu_hours (None where they are
-    unknown), and `from`: what bounds the hours ("time limit") or the runs that they are guessed from. None for a job
-    without GPUs, on this machine, or with nothing to do."""
+def job_size(session: Session, request: RunRequest, plan: Plan, profile: Profile | None) -> dict[str, Any]:
+    """What a plan's job takes of a cluster: nodes, gpus_per_node, hours, gpu_hours (None where they are unknown), and
+    `text`, a line that says so; "" for a job without GPUs, on this machine, or with nothing to do."""
     steps = [step for step in plan if step.cached is None and not step.earlier]
     if profile is None or profile.on_this_machine or not profile.gpus_per_node or not steps:
-        return None
-    hours, known_by = profile.hours, "time limit"
+        return {"text": "", "gpu_hours": None}
+    nodes, gpus, hours = profile.nodes, profile.gpus_per_node, profile.hours
+    size = f"{nodes} node{'s' * (nodes > 1)} × {gpus} GPU{'s' * (gpus > 1)}"
+    how, by = "up to", ""
     if hours is None:
         before = [_seconds_before(session, step) for step in steps]
-        known = [each for each in before if each is not None]
-        hours = sum(seconds for seconds, _ in known) / 3600 if len(known) == len(before) else None
-        known_by = ", ".join(dict.fromkeys(run for _, run in known))
-    size = {"nodes": profile.nodes, "gpus_per_node": profile.gpus_per_node, "hours": hours}
-    total = None if hours is None else hours * profile.nodes * profile.gpus_per_node
-    return {**size, "gpu_hours": total, "from": None if hours is None else known_by}
+        hours = None if None in before else sum(each[0] for each in before if each) / 3600
+        how, by = "about", ", as in " + ", ".join(dict.fromkeys(each[1] for each in before[-2:] if each))
+    if hours is None:
+        settable = f": set time in [{request.profile}]" if "time" in type(profile).model_fields else ""
+        total, text = None, f"{size}, hours unknown{settable}"
+    else:
+        total = hours * nodes * gpus
+        shown = [f"{n:,.0f}" if n >= 100 else f"{n:.3g}" if n >= 0.1 else "under 0.1" for n in (hours, total)]
+        text = f"{how} {size} × {shown[0]} h = {shown[1]} GPU-hours{by}"
+    return {"nodes": nodes, "gpus_per_node": gpus, "hours": hours, "gpu_hours": total, "text": text}
 
 
 def _seconds_before(session: Session, step: PlannedStep) -> tuple[float, str] | None:
@@ -132,10 +135,9 @@ def _seconds_before(session: Session, step: PlannedStep) -> tuple[float, str] | 
             gaps = [(times[b] - times[a]) / (b - a) for a, b in pairwise(sorted(times))]
             if now is None or not gaps:
                 return float(ran[key] or 0.0), run.id
-            usual = [gap for gap in gaps if 0 <= gap <= _PAUSE * median(gaps)] or gaps
             then = training_steps(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))[key])
             ended_early = max(times) < (then or 0)  # its data were used up
-            return fmean(usual) * (min(now, max(times)) if ended_early else now), run.id
+            return median(gaps) * (min(now, max(times)) if ended_early else now), run.id
     return None
 
 
