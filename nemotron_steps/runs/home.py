@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from shlex import quote
 
 from nemotron_steps.artifacts.backend import FsspecBackend
 from nemotron_steps.artifacts.files import is_digest, remove_tree, renamed_aside
@@ -141,7 +142,8 @@ def _left(store: ArtifactStore) -> Iterator[Path]:
     home = Path(store.backend.url)
     for folder in (home / OBJECTS, home / "runs", home / "work"):
         yield from (path for path in sorted(folder.glob("*")) if path.suffix in (".corrupt", ".partial"))
-    copies = [path for path in Path.cwd().glob(".*.export-????????") if {p.name for p in path.glob("*")} <= {"tree"}]
+    folders = (path for path in Path.cwd().glob(".*.export-????????") if path.is_dir() and not path.is_symlink())
+    copies = [path for path in folders if {each.name for each in path.iterdir()} == {"tree"}]
     for path in sorted([*copies, *home.glob("given/*/*.partial")]):
         if time.time() - path.lstat().st_mtime > _DAY_S:  # no lock tells whether somebody is at it
             yield path
@@ -177,7 +179,7 @@ def _deletable(store: ArtifactStore, refs: Sequence[str]) -> Mapping[str, Artifa
             *(s.get("outputs", {}).values() for s in run.steps.values())
         )
         if run.status in (RUNNING, SUBMITTED) or (run.status != DONE and uses & named.keys()):
-            given_up = f"rm -r {store.backend.local(f'runs/{run.id}')}   # if it is given up"
+            given_up = f"rm -r {quote(str(store.backend.local(f'runs/{run.id}')))}   # if it is given up"
             what, hints = f"run '{run.id}' is not over, and may need it", [f"steps status {run.id}", given_up]
             raise RequestError(what, where=f"--artifact {' '.join(named)}", found=run.status, hints=hints)
     return named

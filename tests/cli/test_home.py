@@ -34,7 +34,9 @@ def home(cli: Cli, workplace: Path) -> Path:
     (exported / "tree").mkdir(parents=True)
     for path in (exported, exported / "tree"):
         os.utime(path, (0, 0))
-    (workplace / ".mine.export-abcdefgh").mkdir()  # perhaps somebody's at work
+    (workplace / ".mine.export-abcdefgh" / "tree").mkdir(parents=True)  # perhaps somebody's at work
+    (workplace / ".notes.export-abcdefgh").write_text("the user's own")
+    os.utime(workplace / ".notes.export-abcdefgh", (0, 0))
     return home
 
 
