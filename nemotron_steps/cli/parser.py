@@ -205,6 +205,9 @@ def _history(add: Callable[..., Parser]) -> None:
         elif name == "report":
             command.add_argument("others", metavar="RUN", nargs="*", help="more runs: a comparison of all of them")
         _stored(command)
+    command = add("index", "history:index", "write one page with every run and artifact, and print where it is")
+    command.add_argument("--out", metavar="FILE", help="where to (default: index.html in the home)")
+    _stored(command)
 
 
 def _artifacts(add: Callable[..., Parser], into: Any) -> None:
