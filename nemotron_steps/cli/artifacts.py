@@ -64,10 +64,13 @@ def show_artifacts(args: argparse.Namespace) -> int:
         return print_json(_fields(artifact, store))
     out = Terminal.of()
     out.print(f"{out.style(artifact.ref, 'bold')}  {out.style(artifact.type, 'cyan')}")
-    accepted = [("accepted", artifact.producer.acceptance)] if artifact.producer and artifact.producer.accepted else []
+    made = artifact.producer
+    package = [("package", f"nemotron-steps {made.package}")] if made and made.package else []
+    accepted = [("accepted", made.acceptance)] if made and made.accepted else []
     rows = [
         ("digest", artifact.digest),
         ("made by", _origin(artifact)),
+        *package,
         *accepted,
         ("created", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(artifact.created))),
         ("path", shown_path(place)),

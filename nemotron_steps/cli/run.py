@@ -24,7 +24,7 @@ from nemotron_steps.session.jobs import printable, shown_path
 from nemotron_steps.session.run import plan_run, request_of_run, run_here
 from nemotron_steps.session.run_request import RunRequest, UsageError
 from nemotron_steps.session.session import AUTO, Session
-from nemotron_steps.session.submit import checked_launch, follow_attached, inside_job, submit
+from nemotron_steps.session.submit import checked_launch, follow_attached, inside_job, job_size, submit
 
 if TYPE_CHECKING:
     import argparse
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from nemotron_steps.runs.execute import RunResult
     from nemotron_steps.runs.run_folder import RunInfo
 
+_MANY_GPU_HOURS = 100
+"""Above which a submission asks first."""
 _COLORS = {"good": "green", "bad": "red", "same": "dim"}
 
 
@@ -47,11 +49,11 @@ def plan(args: argparse.Namespace) -> int:
         os.environ.update(profile.variables_here)
     _refuse_accept(args, forgets=args.force)
     found = plan_run(session, request, force=args.force, accept=args.accept)
-    session.job_profile(request, found)
+    size = job_size(session, request, found, session.job_profile(request, found))
     if args.as_json:
-        return print_json(plan_fields(found))
+        return print_json({**plan_fields(found), "job": size})
     show_plan(found, request, Terminal.of(), why=args.why)
-    show_needs(found, request, Terminal.of())
+    show_needs(found, request, Terminal.of(), size["text"])
     return 0
 
 
@@ -137,10 +139,11 @@ def _dry_run(args: argparse.Namespace, session: Session, request: RunRequest) ->
                 checked_launch(session, request, found, profile, "RUN", force_squash=args.force_squash)
         except RequestError as refused:
             found = replace(found, unfilled=(*found.unfilled, refused))
+    size = job_size(session, request, found, profile)
     configs = {step.key: redact(dict(step.config)) for step in found.steps}
     if args.as_json:
         fields = plan_fields(found)
-        fields["configs"] = configs
+        fields |= {"configs": configs, "job": size}
         fields["unfilled"] = [error_fields(problem) for problem in found.unfilled]
         fields["profile"] = None if profile is None else {"name": request.profile, **profile.shown()}
         return print_json(fields)
@@ -153,7 +156,7 @@ def _dry_run(args: argparse.Namespace, session: Session, request: RunRequest) ->
         out.print(out.style(f"# {title}", "dim"))
         out.print(yaml.dump(values, Dumper=dumper, sort_keys=False, allow_unicode=True, width=110))
     show_plan(found, request, out)
-    show_needs(found, request, out)
+    show_needs(found, request, out, size["text"])
     show_unfilled(found, out)
     return 0
 
@@ -170,7 +173,7 @@ def _submit(args: argparse.Namespace, session: Session, request: RunRequest, pro
         attached=attached,
         force_squash=args.force_squash,
         accept=args.accept,
-        show=(lambda found: None) if as_json else partial(show_to_submit, request, out),
+        show=(lambda *_: None) if as_json else partial(show_to_submit, session, request, out, asks=not args.yes),
     )
     if not as_json:
         show_job(info, profile, out)
@@ -185,11 +188,16 @@ def _submit(args: argparse.Namespace, session: Session, request: RunRequest, pro
     return 0
 
 
-def show_to_submit(request: RunRequest, out: Terminal, found: Plan) -> None:
-    """A plan that is about to be handed over."""
+def show_to_submit(
+    session: Session, request: RunRequest, out: Terminal, found: Plan, profile: Profile, *, asks: bool = False
+) -> None:
+    """A plan that is about to be handed over. `asks`: whether to, on a terminal, where it takes many GPU-hours."""
+    size = job_size(session, request, found, profile)
     show_plan(found, request, out)
-    show_needs(found, request, out)
+    show_needs(found, request, out, size["text"])
     out.print()
+    if asks and (size["gpu_hours"] or 0) > _MANY_GPU_HOURS:
+        out.confirm("submit?", "nothing was submitted")
 
 
 def show_job(info: RunInfo, profile: Profile, out: Terminal) -> None:
