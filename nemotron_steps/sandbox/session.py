@@ -130,7 +130,8 @@ class ServedSession(ABC):
             raise
         if not line.endswith(b"\n"):
             # A server that was stopped holds the session; one that is gone ends it presently.
-            await asyncio.wait([self._whole], timeout=1.0)
+            gone_too = self._reader.at_eof()
+            await asyncio.wait([self._whole], timeout=ENGINE_TIMEOUT_S if gone_too else 1.0)
             if not self._whole.done():
                 self._whole.cancel()
                 await asyncio.wait([self._whole])
@@ -216,6 +217,7 @@ class ContainerSession(ServedSession):
         self.engine = engine
         self.image = image
         self.name = f"steps-session-{secrets.token_hex(8)}"
+        self._ending: asyncio.Future[None] | None = None
 
     def arguments(self, profile: str) -> list[str]:
         """The full command line."""
@@ -262,6 +264,22 @@ class ContainerSession(ServedSession):
         self._clock = asyncio.timeout(ENGINE_TIMEOUT_S)
         self._whole = asyncio.ensure_future(self._hold(process, folder))
 
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await super().__aexit__(kind, error, trace)
+        if self._ending is not None:
+            await asyncio.wait([self._ending])
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        """All of it: what the engine has started need not end with the process that was started here."""
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        if self.engine != "apptainer":
+            await remove(self.engine, self.name)
+        await gone(process)
+        await let_go(process)
+
     async def _hold(
         self, process: asyncio.subprocess.Process, folder: tempfile.TemporaryDirectory[str]
     ) -> SandboxResult:
@@ -275,13 +293,9 @@ class ContainerSession(ServedSession):
             except TimeoutError:
                 outcome = Outcome.TIMEOUT
             finally:
-                # All of it: what the engine has started need not end with the process that was started here.
-                if self.engine != "apptainer":
-                    await remove(self.engine, self.name)
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await gone(process)
-                await let_go(process)
+                # Whoever cancels a second time leaves neither the container nor the engine's program behind.
+                self._ending = asyncio.ensure_future(self._end(process))
+                await asyncio.shield(self._ending)
             text = Path(folder.name, "stderr").read_text(errors="replace")[-STDERR_CHARACTERS:]
         seconds = asyncio.get_running_loop().time() - begun
         return SandboxResult(outcome, process.returncode if outcome is Outcome.EXITED else None, "", text, seconds)
