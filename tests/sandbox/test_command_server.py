@@ -84,6 +84,13 @@ def test_what_has_left_the_group_holds_no_answer_up_beyond_the_time_of_its_comma
     assert answer["outcome"] == outcome and 3 <= answer["wall_s"] < 20
 
 
+@pytest.mark.parametrize("without", ["sys.modules['ctypes'] = None", "import ctypes; ctypes.CDLL = lambda _: object()"])
+def test_a_server_that_its_commands_could_write_for_does_not_begin(without: str) -> None:
+    words = [sys.executable, "-c", f"import sys; {without}\n{COMMAND_SERVER}", "0", "1", "together"]
+    ended = subprocess.run(words, input=b"", capture_output=True)
+    assert ended.returncode == 1 and b"cannot keep its files from its commands" in ended.stderr
+
+
 def test_commands_leave_no_descriptor_and_no_process(ask: Ask, server: subprocess.Popen[bytes]) -> None:
     def held() -> tuple[int, str]:
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text()
