@@ -24,6 +24,7 @@ except (ImportError, OSError, AttributeError):
 if not closed:
     sys.exit("this python3 cannot keep its files from its commands (ctypes, prctl): no session")
 prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what they leave behind is this process's to reap
+signal.signal(signal.SIGINT, lambda *_: None)  # of a command; unlike SIG_IGN it is not inherited
 channel, writer = int(sys.argv[1]), os.fdopen(int(sys.argv[2]), "wb")
 told = bytearray()  # what has come on the channel beyond the line that was taken last
 alone = sys.argv[3] == "alone"

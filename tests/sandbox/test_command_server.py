@@ -49,6 +49,11 @@ def test_a_command_that_cannot_begin_is_a_result(ask: Ask, argv: tuple[str, ...]
     assert ended(ask("true", cwd="/no/such/folder"))[:2] == ("exited", 127)
 
 
+def test_an_interrupt_of_a_command_ends_no_session_and_commands_can_be_interrupted(ask: Ask) -> None:
+    assert ended(ask("sh", "-c", "kill -INT $PPID; echo on"))[:3] == ("exited", 0, "on\n")
+    assert ended(ask("sh", "-c", "kill -INT $$; echo on"))[:3] == ("exited", 130, "")
+
+
 @pytest.mark.parametrize(
     ("written", "outcome", "kept"),
     [(9, "exited", 9), (10, "exited", 10), (11, "output_limit", 10), (100_000, "output_limit", 10)],
