@@ -12,7 +12,7 @@ import socket
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -53,6 +53,10 @@ class ServedSession(ABC):
     def __init__(self, limits: Limits, slots: asyncio.Semaphore, work: str, command_s: float | None) -> None:
         self.limits = limits
         self._slots = slots
+        self._starting: AbstractAsyncContextManager[object] = slots
+        """Held until the session's first answer."""
+        self._image: str | None = None
+        self._hints: tuple[str, ...] = ()
         self._work = work
         self._command_s = limits.wall_s if command_s is None else command_s
         self._whole: asyncio.Future[SandboxResult] | None = None
@@ -69,16 +73,17 @@ class ServedSession(ABC):
 
     async def __aenter__(self) -> Self:
         try:
-            async with self._slots:
+            async with self._starting:
                 await self._begin()
                 # It is there once it has answered.
                 job = {"argv": ["true"], "cwd": "/", "stdin": "", "wall_s": 60.0, "output_bytes": 1}
-                await self._ask(job, 120.0)
+                await self._ask(job, ENGINE_TIMEOUT_S + GRACE_S)
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             if isinstance(error, SessionOverError):
                 said = "" if self._whole is None or self._whole.cancelled() else self._whole.result().stderr[-500:]
-                raise SandboxError("a sandbox session ended before its first command", found=said) from error
+                what = "a sandbox session ended before its first command"
+                raise SandboxError(what, where=self._image, found=said, hints=self._hints) from error
             raise
         return self
 
@@ -214,8 +219,11 @@ class ContainerSession(ServedSession):
     ) -> None:
         # Where the image works; Apptainer would work where this process does.
         super().__init__(limits or Limits(), slots, "/" if engine == "apptainer" else ".", command_s)
+        if engine != "apptainer":
+            self._starting = nullcontext()  # it may wait for an image, and takes no core of this process's
+            self._hints = (f"{engine} pull {image}",)
         self.engine = engine
-        self.image = image
+        self.image = self._image = image
         self.name = f"steps-session-{secrets.token_hex(8)}"
         self._ending: asyncio.Future[None] | None = None
 

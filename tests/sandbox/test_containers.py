@@ -137,10 +137,19 @@ def test_an_engine_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_an_image_that_cannot_be_started_is_told(engine) -> None:
     engine("echo no such image >&2; exit 125")
-    session = ContainerSession("docker", "image", asyncio.Semaphore(1))
+    session = ContainerSession("docker", "image", asyncio.Semaphore(0))
     with pytest.raises(SandboxError, match="ended before its first command") as caught:
         asyncio.run(session.__aenter__())
     assert caught.value.found == "no such image\n"
+    assert (caught.value.where, caught.value.hints) == ("image", ("docker pull image",))
+
+
+def test_an_image_that_takes_too_long_to_come_is_told(engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nemotron_steps.sandbox.session.ENGINE_TIMEOUT_S", 0.5)
+    engine("echo Pulling >&2; sleep 60")
+    with pytest.raises(SandboxError, match="ended before its first command") as caught:
+        asyncio.run(ContainerSession("docker", "image", asyncio.Semaphore(1)).__aenter__())
+    assert (caught.value.where, caught.value.found) == ("image", "Pulling\n")
 
 
 RUNS = 'while [ "$1" != repo.sif ]; do shift; done; shift; exec "$@"'
