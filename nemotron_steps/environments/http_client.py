@@ -37,7 +37,8 @@ MAX_ANSWER = 256 * 1024 * 1024
 KEEP_ALIVE_S = 4.0
 """An unused connection is closed, sooner than servers do it (uvicorn: 5 s), so that none is lost under a request."""
 LOST_FOR_S = 30.0
-"""Of equal servers, one that gave no answer is asked last for so long."""
+"""Of equal servers, one that gave no answer is asked last for so long, or as long as it was waited for; then one question
+at a time goes to it, until it answers."""
 
 Value = TypeVar("Value")
 
@@ -235,6 +236,7 @@ class JsonClient:
         async with self._free:
             for server in self._in_order():
                 server.in_flight += 1
+                begun = time.monotonic()
                 try:
                     sent = {**self._headers, **headers}
                     answer = await _ask(method, server.url + path, body, sent, self._timeout_s)
@@ -251,7 +253,7 @@ class JsonClient:
                 now = time.monotonic()
                 if len(self._servers) > 1 and server.lost_until < now:
                     _LOG.warning("%s gives no answer (%s); the others are asked", server.url, cause)
-                server.lost_until = now + LOST_FOR_S
+                server.lost_until = now + max(LOST_FOR_S, now - begun)
         told = [f"{url}: {cause}" for url, cause in causes.items()]
         raise _NoAnswerError("; ".join(told) if len(told) > 1 else cause, over_request)
 
@@ -260,7 +262,11 @@ class JsonClient:
         self._turn = (self._turn + 1) % len(self._servers)
         turned = self._servers[self._turn :] + self._servers[: self._turn]
         now = time.monotonic()
-        return sorted(turned, key=lambda server: (server.lost_until > now, server.in_flight))
+
+        def last(server: _Server) -> bool:
+            return server.lost_until > now or (server.lost_until > 0 and server.in_flight > 0)
+
+        return sorted(turned, key=lambda server: (last(server), server.in_flight))
 
 
 async def _ask(
