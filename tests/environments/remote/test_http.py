@@ -175,7 +175,7 @@ def test_an_answer_that_a_server_fails_over_earns_the_least_if_it_grades_another
         return 200, {"reward": 1.0}
 
     with scripted_server(answer) as (url, _):
-        environment = remote(url, timeout_s=0.3)
+        environment = remote(url, timeout_s=0.3 if status is None else 10.0)
         good, bad = asyncio.run(environment.judge_group(ROW, [Response("good"), Response("bad")], [Session()] * 2))
     assert good.reward == (1.0 if fails_over else None)
     assert (bad.reward, bad.failure or bad.details["failure"]) == (reward, failure)
