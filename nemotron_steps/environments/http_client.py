@@ -37,8 +37,7 @@ MAX_ANSWER = 256 * 1024 * 1024
 KEEP_ALIVE_S = 4.0
 """An unused connection is closed, sooner than servers do it (uvicorn: 5 s), so that none is lost under a request."""
 LOST_FOR_S = 30.0
-"""Of equal servers, one that gave no answer is asked last for so long, or as long as it was waited for; then one question
-at a time goes to it, until it answers."""
+"""Of equal servers, one that gave no answer is asked last for so long, or for as long as it was waited for."""
 
 Value = TypeVar("Value")
 
@@ -262,11 +261,8 @@ class JsonClient:
         self._turn = (self._turn + 1) % len(self._servers)
         turned = self._servers[self._turn :] + self._servers[: self._turn]
         now = time.monotonic()
-
-        def last(server: _Server) -> bool:
-            return server.lost_until > now or (server.lost_until > 0 and server.in_flight > 0)
-
-        return sorted(turned, key=lambda server: (last(server), server.in_flight))
+        # One that was lost gets its next question alone.
+        return sorted(turned, key=lambda s: (s.lost_until > (0.0 if s.in_flight else now), s.in_flight))
 
 
 async def _ask(

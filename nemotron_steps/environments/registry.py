@@ -179,14 +179,10 @@ def environment_class(name: str) -> type[Environment]:
     if entry is None:
         raise unknown(name)
     package = _package(entry)
-    rivals = {each.value: _package(each) for each in _plugins(tuple(sys.path)) if each.name == name}
-    if len(rivals) > 1:
-        packages = sorted(rivals.values())
-        raise ConfigError(
-            f"several installed packages bring an environment `{name}`",
-            found=", ".join(packages),
-            hints=tuple(f"pip uninstall {each}" for each in packages),
-        )
+    found = {each.value: _package(each) for each in _plugins(tuple(sys.path)) if each.name == name}
+    if len(rivals := sorted(found.values())) > 1:
+        what = f"several installed packages bring an environment `{name}`"
+        raise ConfigError(what, found=", ".join(rivals), hints=tuple(f"pip uninstall {each}" for each in rivals))
     where = f"entry point {entry.name} = {entry.value}"
     try:
         loaded = load_object(entry.value)

@@ -313,15 +313,9 @@ def _takes_null(schema: Any) -> bool:
     if not isinstance(schema, Mapping):
         return False
     kinds, values = schema.get("type"), schema.get("enum")
+    named = kinds == "null" or (is_list(kinds) and "null" in kinds) or (is_list(values) and None in values)
     options = [each for key in ("anyOf", "oneOf") for each in schema.get(key) or ()]
-    return (
-        kinds == "null"
-        or (isinstance(kinds, list) and "null" in kinds)
-        or (isinstance(values, list) and None in values)
-        or ("const" in schema and schema["const"] is None)
-        or bool(schema.get("nullable"))
-        or any(map(_takes_null, options))
-    )
+    return named or schema.get("const", 0) is None or bool(schema.get("nullable")) or any(map(_takes_null, options))
 
 
 def _unpadded_schema(schema: Any) -> Any:

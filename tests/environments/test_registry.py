@@ -63,7 +63,12 @@ def test_plug_ins_are_refused_where_they_are_no_environment(monkeypatch: pytest.
     def entry(name: str, value: str) -> Any:
         return SimpleNamespace(name=name, value=value, dist=SimpleNamespace(name=value.partition(":")[0]))
 
-    entries = (entry("odd", "builtins:dict"), entry("gone", "no_such_module:A"), entry("two", "b:A"), entry("two", "a:A"))
+    entries = (
+        entry("odd", "builtins:dict"),
+        entry("gone", "no_such_module:A"),
+        entry("two", "b:A"),
+        entry("two", "a:A"),
+    )
     monkeypatch.setattr(registry, "_plugins", lambda path: entries)
     with pytest.raises(ConfigError, match="is not an Environment class"):
         registry.environment_class("odd")

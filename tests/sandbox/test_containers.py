@@ -180,9 +180,7 @@ def over(script: str, **limits: float) -> Outcome:
     return asyncio.run(body())
 
 
-@pytest.mark.parametrize(
-    ("does", "outcome"), [("sleep 60", Outcome.TIMEOUT), ("kill -9 $PPID", Outcome.MEMORY_LIMIT)]
-)
+@pytest.mark.parametrize(("does", "outcome"), [("sleep 60", Outcome.TIMEOUT), ("kill -9 $PPID", Outcome.MEMORY_LIMIT)])
 def test_a_session_out_of_time_or_memory_says_so_and_its_container_is_removed_though_that_takes_long(
     engine, tmp_path: Path, does: str, outcome: Outcome
 ) -> None:

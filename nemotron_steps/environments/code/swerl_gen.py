@@ -140,8 +140,7 @@ class SwerlGen(Environment):
         return GradeResult(float(reproduced), {"extracted": 1.0}, details={"exit_codes": codes})
 
     async def _exit_code(self, row: Row, test: str, patch: str, commented: Sequence[str] = ()) -> int | str:
-        """Of a reproduction in a repository with a patch and with a comment at the end of some files; how it ended
-        where it did not exit."""
+        """Of a reproduction in a repository with a patch and comments at the end of files, or how it ended without."""
         async with self._container(row) as container:
             await self._lay_patch(container, row["instance"], patch or None)
             if commented:

@@ -107,7 +107,7 @@ class Multichallenge(RubricEnvironment):
         label = last_label([YES, NO])
 
         def read(reply: str) -> str | None:
-            # NeMo-Gym reads words where there is no label. They may be the answer's: one can fail an item, never pay it.
+            # NeMo-Gym reads words where there is no label. They may be the answer's: they fail an item, and never pay.
             word = self.config.unclear_counts and passing == NO and "YES" in reply.strip().rpartition("\n")[2].upper()
             return label(reply) or (YES if word else None)
 

@@ -241,9 +241,8 @@ def _refuse_lost_references(schema: Any, resolver: Any = None) -> None:
     from jsonschema_specifications import REGISTRY
     from referencing.jsonschema import DRAFT202012
 
-    if isinstance(schema, list):
-        for item in schema:
-            _refuse_lost_references(item, resolver)
+    for item in schema if isinstance(schema, list) else ():
+        _refuse_lost_references(item, resolver)
     if not isinstance(schema, dict):
         return
     if resolver is None:

@@ -109,7 +109,9 @@ def test_edits_count_only_inside_solution_tags_unless_relaxed() -> None:
 
 
 class Container:
-    """A container whose programs end as told: outcome, exit code and output, by a word of the command; code -1 ends the session."""
+    """A container whose programs end as told: outcome, exit code and output, by a word of the command.
+
+    The code -1 ends the session."""
 
     def __init__(self, ends: dict[str, tuple[Outcome, int, str]], *, on_stderr: bool = False) -> None:
         self.ends, self.on_stderr = ends, on_stderr
