@@ -313,7 +313,8 @@ def _takes_null(schema: Any) -> bool:
     if not isinstance(schema, Mapping):
         return False
     kinds, values = schema.get("type"), schema.get("enum")
-    named = kinds == "null" or (is_list(kinds) and "null" in kinds) or (is_list(values) and None in values)
+    listed = (isinstance(each, list) and null in each for each, null in ((kinds, "null"), (values, None)))
+    named = kinds == "null" or any(listed)
     options = [each for key in ("anyOf", "oneOf") for each in schema.get(key) or ()]
     return named or schema.get("const", 0) is None or bool(schema.get("nullable")) or any(map(_takes_null, options))
 
