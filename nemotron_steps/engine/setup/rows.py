@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from nemotron_steps.config.schema.rl import JUDGE_ROLES, EnvConfig, RlConfig, Vl
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows, PromptStream, Rows, read_rows
 from nemotron_steps.environments.base import Environment, Row
 from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet
-from nemotron_steps.environments.judged.judges import Messages
+from nemotron_steps.environments.judged.judges import Messages, longer_context
 from nemotron_steps.environments.registry import agent_of, refuse_unread_settings
 from nemotron_steps.errors import ArtifactError, ConfigError, DataError, show_line
 from nemotron_steps.models.architecture import Architecture, hf_folder
@@ -190,13 +191,30 @@ def _text(row: PromptRow) -> str:
 class JudgeToBe:
     """Stands for a judge that is not loaded yet."""
 
-    def __init__(self, config: VllmModelConfig) -> None:
-        self._config = config
+    def __init__(self, role: str, config: VllmModelConfig) -> None:
+        self._role, self._config = role, config
         self._unwritten: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
         """Never asked."""
         raise AssertionError("rows are checked without a judge")
+
+    def refuse_longer(self, messages: Messages, where: str, *, max_tokens: int) -> None:
+        """DataError for a question, of the row at `where`, that fills the context; see MeasuringJudge."""
+        limit, texts = self._config.max_total_sequence_length, [message["content"] for message in messages]
+        if sum(len(text.encode()) for text in texts) < limit or self._tokenizer is None:
+            return
+        tokens = sum(len(each.ids) for each in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        if tokens < limit:
+            return
+        key = f"env.nemo_gym.{self._role}.responses_api_models.vllm_model.max_total_sequence_length"
+        raise DataError(
+            f"what {self._role} is asked about this row leaves no room for its answer",
+            where=where,
+            expected=f"fewer than {limit} tokens ({key})",
+            found=f"{tokens}, without the answers that it is to judge",
+            hints=(longer_context(key, tokens + max_tokens), *show_line(where)),
+        )
 
     def unwritten(self, messages: Messages) -> tuple[str, ...]:
         """Roles of a question that the judge's template refuses or leaves out; see MeasuringJudge."""
@@ -206,17 +224,28 @@ class JudgeToBe:
         return self._unwritten.get(own, ())
 
     def _left_out(self, own: tuple[str, ...]) -> tuple[str, ...]:
-        model = self._config.model
-        if self._config.backend == "http" or model is None or not (hf_folder(model) / "tokenizer.json").is_file():
-            return ()  # somebody else serves it, or it is not here yet
+        if self._folder is None:
+            return ()
         marked = [{"role": role, "content": f"what {role} said"} for role in ("user", *own)]
         try:
-            text = ChatFormat.from_folder(hf_folder(model)).render_text(marked)
+            text = ChatFormat.from_folder(self._folder).render_text(marked)
         except ArtifactError:  # without a template; who loads it says so
             return ()
         except (TemplateError, TypeError, ValueError):  # `raise_exception` of a role that it does not know
             return own
         return tuple(each["role"] for each in marked if each["content"] not in text)
+
+    @cached_property
+    def _folder(self) -> Path | None:
+        """None for a judge that somebody else serves, or that is not here yet."""
+        if self._config.backend == "http" or self._config.model is None:
+            return None
+        folder = hf_folder(self._config.model)
+        return folder if (folder / "tokenizer.json").is_file() else None
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer | None:
+        return _tokenizer(self._folder) if self._folder is not None else None
 
 
 @dataclass(frozen=True)
@@ -324,7 +353,7 @@ def check_rows(
     gym = config.nemo_gym
     refuse_unread_settings(gym.environments)
     chosen = {role: gym.judge(role) for role in JUDGE_ROLES}
-    configured = {role: JudgeToBe(judge) for role, judge in chosen.items() if judge is not None}
+    configured = {role: JudgeToBe(role, judge) for role, judge in chosen.items() if judge is not None}
     environments = EnvironmentSet(gym.environments, configured, only=only)
     if policy_served:
         environments.offer_policy("http://127.0.0.1/v1", POLICY_NAME)

@@ -93,7 +93,7 @@ def test_rows_are_counted_in_tokens_of_the_model(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("backend", ["vllm", "embedded", "http"])
 def test_a_judge_that_would_not_see_the_answers_is_told_before_anything_is_loaded(backend: str, tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
-    model = {"model": str(tmp_path), "backend": backend}
+    model: dict[str, Any] = {"model": str(tmp_path), "backend": backend}
     if backend == "http":
         model["base_url"] = "http://127.0.0.1:1/v1"
 
@@ -113,6 +113,7 @@ def test_a_judge_that_would_not_see_the_answers_is_told_before_anything_is_loade
     check(any_role, "roles")
     check(users, "plain")
     if backend == "http":  # how a server writes them is not known
+        model["max_total_sequence_length"] = 16
         check(users, "roles")
         return
     for template in (users, refusing):
@@ -121,6 +122,11 @@ def test_a_judge_that_would_not_see_the_answers_is_told_before_anything_is_loade
     assert caught.value.hints[0].startswith("env.nemo_gym.environments.genrm_compare.layout=plain")
     with pytest.raises(ConfigError, match="does not write principle messages"):
         check(any_role.replace("messages", "messages if m.role != 'principle'"), "roles")
+    model["max_total_sequence_length"] = 16
+    with pytest.raises(DataError, match="leaves no room for its answer") as long:
+        check(any_role, "roles")
+    key = "env.nemo_gym.genrm_model.responses_api_models.vllm_model.max_total_sequence_length"
+    assert (long.value.where, long.value.hints[0]) == ("rows.jsonl:3", f"{key}=32768")
 
 
 def test_a_judge_without_a_model_is_refused_by_its_key() -> None:
