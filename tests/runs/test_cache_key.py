@@ -232,7 +232,7 @@ SAID = [
         ("site/plugin/rules.py", "code: plugin/rules.py"),
         ("words.txt", f"file {SETTINGS}.plugin.word_lists.0"),
         ("site/row_agents.py", None),  # its rows all go to evaluation.environment
-        ("nemotron_steps/engine/losses/policy_gradient.py", None),
+        ("nemotron_steps/engine/supervised/training.py", None),
     ),
     *rows_of(
         PREPARE,
