@@ -49,7 +49,13 @@ def function_reference(function: Reward, folder: Path, position: int = 0) -> str
         if _root_of(module) in {str(Path(path).absolute()) for path in known if path}:
             return f"{module.__name__}:{function.__qualname__}"
     name = function.__name__
-    text = _written(function, position)
+    try:
+        text = _written(function)
+    except _NotWritable as why:
+        what = f"the reward function '{name}' cannot be written down: {why}"
+        expected = "a plain `def` that uses imports, other such functions, numbers, texts, lists and mappings"
+        hints = ("rewards=['rewards.py:NAME']   # put it into a file, with what it needs",)
+        raise ConfigError(what, where=f"rewards[{position}]", expected=expected, hints=hints) from None
     file = folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.py"
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,23 +63,21 @@ def function_reference(function: Reward, folder: Path, position: int = 0) -> str
     return f"{file.absolute()}:{name}"
 
 
-def _written(subject: FunctionType, position: int) -> str:
+class _NotWritable(Exception):
+    """Why there is no text for a function, or for something that it uses."""
+
+
+def _written(subject: FunctionType) -> str:
     """A module that defines a function, with the functions, imports and constants that it uses."""
     known: dict[str, Any] = {}
     imports: set[str] = set()
     folders: set[str] = set()
     texts: list[str] = []
 
-    def refused(what: str) -> ConfigError:
-        what = f"the reward function '{subject.__name__}' cannot be written down: {what}"
-        expected = "a plain `def` that uses imports, other such functions, numbers, texts, lists and mappings"
-        hints = ("rewards=['rewards.py:NAME']   # put it into a file, with what it needs",)
-        return ConfigError(what, where=f"rewards[{position}]", expected=expected, hints=hints)
-
     def define(name: str, value: Any) -> None:
         if name in known:
             if known[name] is not value:
-                raise refused(f"it uses two different things that are both called '{name}'")
+                raise _NotWritable(f"it uses two different things that are both called '{name}'")
             return
         known[name] = value
         is_module = isinstance(value, ModuleType) and value.__name__ != "__main__"
@@ -89,52 +93,53 @@ def _written(subject: FunctionType, position: int) -> str:
             define(own, value)
             texts.append(f"{name} = {own}")
         elif isinstance(value, FunctionType):
-            define_function(value)
+            text = _definition(value)
+            for used in dict.fromkeys(_names_used(compile(text, own, "exec", annotations.compiler_flag))):
+                if used in value.__globals__ and used != own:
+                    define(used, value.__globals__[used])
+            texts.append(text)
         elif isinstance(value, re.Pattern):
             define("re", re)
             texts.append(f"{name} = re.compile({value.pattern!r}, {value.flags})")
         elif is_secret_key(name):
-            raise refused(f"it uses '{name}', which may be a secret and is written nowhere")
+            raise _NotWritable(f"it uses '{name}', which may be a secret and is written nowhere")
         else:
             try:
                 texts.append(f"{name} = {_literal(value)}")
             except TypeError:
                 kind = "class" if isinstance(value, type) else f"{type(value).__module__}.{type(value).__qualname__}"
-                raise refused(f"it uses '{name}', a {kind} of this process") from None
-
-    def define_function(function: FunctionType) -> None:
-        own = function.__name__
-        if not own.isidentifier():
-            raise refused("a lambda has no name")
-        if function.__closure__:
-            around = ", ".join(function.__code__.co_freevars)
-            raise refused(f"'{own}' uses {around} of the function that it is defined in")
-        try:
-            source = inspect.getsource(function)
-            # Not dedented: that would change what texts of several lines say.
-            tree = ast.parse(f"if True:\n{source}" if source[:1].isspace() else source)
-        except (OSError, SyntaxError):
-            raise refused(f"'{own}' has no source here (typed into `python`, or made by code)") from None
-        kinds = ast.FunctionDef | ast.AsyncFunctionDef
-        node = next(each for each in ast.walk(tree) if isinstance(each, kinds))
-        for default in (*node.args.defaults, *node.args.kw_defaults):
-            try:
-                ast.literal_eval(default or "None")
-            except ValueError:
-                raise refused(f"default arguments of '{own}' are not constants") from None
-        text = ast.unparse(node)  # without comments, which make no other function
-        for used in dict.fromkeys(_names_used(compile(text, own, "exec", annotations.compiler_flag))):
-            if used in function.__globals__ and used != own:
-                define(used, function.__globals__[used])
-        texts.append(text)
+                raise _NotWritable(f"it uses '{name}', a {kind} of this process") from None
 
     define(subject.__name__, subject)
     paths = [f"sys.path.append({folder!r})" for folder in sorted(folders)]
     head = ["from __future__ import annotations", *(["import sys", *paths] if paths else [])]
     text = "\n".join([*head, *sorted(imports), *texts]) + "\n"
     if redact_text(text) != text:
-        raise refused("it holds a text that looks like a secret, which is written nowhere")
+        raise _NotWritable("it holds a text that looks like a secret, which is written nowhere")
     return text
+
+
+def _definition(function: FunctionType) -> str:
+    """A function's `def`, without comments, which make no other function."""
+    own = function.__name__
+    if not own.isidentifier():
+        raise _NotWritable("a lambda has no name")
+    if function.__closure__:
+        around = ", ".join(function.__code__.co_freevars)
+        raise _NotWritable(f"'{own}' uses {around} of the function that it is defined in")
+    try:
+        source = inspect.getsource(function)
+        # Not dedented: that would change what texts of several lines say.
+        tree = ast.parse(f"if True:\n{source}" if source[:1].isspace() else source)
+    except (OSError, SyntaxError):
+        raise _NotWritable(f"'{own}' has no source here (typed into `python`, or made by code)") from None
+    node = next(each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+    for default in (*node.args.defaults, *node.args.kw_defaults):
+        try:
+            ast.literal_eval(default or "None")
+        except ValueError:
+            raise _NotWritable(f"default arguments of '{own}' are not constants") from None
+    return ast.unparse(node)
 
 
 def _names_used(code: CodeType) -> Iterator[str]:

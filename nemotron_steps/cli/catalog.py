@@ -31,8 +31,6 @@ def list_steps(args: argparse.Namespace) -> int:
     out = Terminal.of()
     if not rows:
         out.print("no step matches")
-    elif args.tree:
-        out.tree(_tree(rows, out))
     else:
         _table(rows, out)
     if pipelines:
@@ -117,24 +115,19 @@ def _step(index: Index, step_id: str) -> tuple[StepRow, dict[str, Any], list[Pat
 
 
 def types(args: argparse.Namespace) -> int:
-    """`steps types`: a tree of what is usable as what, with the conversions."""
+    """`steps types`: what is usable as what, with the conversions."""
     index = load_index()
     if args.as_json:
         return print_json(type_fields(index))
     out = Terminal.of()
 
-    def below(parent: str | None) -> dict[str, Any]:
-        tree = {}
-        for name, declared in sorted(index.types.types.items()):
-            if parent not in (declared.is_a or (None,)):
-                continue
-            text = first_sentence(printable(declared.description))
-            label = f"{out.style(name, 'bold')}  {out.style(text, 'dim')}"
-            hops = ", ".join(f"{hop.target} by {hop.step_id}" for hop in index.types.conversions(name))
-            tree[f"{label}  {out.style(f'converts to {hops}', 'cyan')}" if hops else label] = below(name)
-        return tree
-
-    out.tree(below(None))
+    rows = []
+    for name, declared in sorted(index.types.types.items()):
+        hops = ", ".join(f"{hop.target} by {hop.step_id}" for hop in index.types.conversions(name))
+        used = ", ".join([*(f"is a {parent}" for parent in declared.is_a), *([f"converts to {hops}"] if hops else [])])
+        text = first_sentence(printable(declared.description))
+        rows.append([out.style(name, "bold"), text, out.style(used, "cyan")])
+    out.table(rows, flexible=1)
     _mention_problems(index, out)
     return 0
 
@@ -179,19 +172,6 @@ def _table(rows: Sequence[StepRow], out: Terminal) -> None:
                 text = first_sentence(printable(row.description or row.name))
                 table.append([out.style(row.id.ljust(width), "bold"), text, out.style(made, "dim")])
         out.table(table, indent=2, flexible=1)
-
-
-def _tree(rows: Iterable[StepRow], out: Terminal) -> dict[str, Any]:
-    root: dict[str, Any] = {}
-    for row in rows:
-        node = root
-        pack, colon, plain = row.id.rpartition(":")
-        *parents, last = [pack + colon, *plain.split("/")] if colon else plain.split("/")
-        for part in parents:
-            node = node.setdefault(part, {})
-        text = first_sentence(printable(row.description or row.name))
-        node[f"{out.style(last, 'bold')}  {out.style(text, 'dim')}"] = {}
-    return root
 
 
 def _show_step(row: StepRow, manifest: Mapping[str, Any], configs: Sequence[Path], out: Terminal) -> None:

@@ -29,6 +29,7 @@ _TORCH_PROBE = (
     "import torch; print(torch.__version__, torch.cuda.is_available(), torch.cuda.device_count(), "
     "torch.cuda.get_device_name(0) if torch.cuda.is_available() else '-', sep='|')"
 )
+_MARKS = {OK: ("✓", "green"), WARNING: ("▲", "yellow"), FAILED: ("✗", "red"), ABSENT: ("○", "dim")}
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -47,7 +48,10 @@ def doctor(args: argparse.Namespace) -> int:
         for finding in found:
             findings.append(finding)
             if not args.as_json:
-                _show(finding, out)
+                mark = out.style(*_MARKS[finding.state])
+                out.print(f"  {mark} {finding.name.ljust(16)} {out.style(printable(finding.detail), 'dim')}".rstrip())
+                for line in finding.fix.splitlines():
+                    out.print(f"    {' ' * 16} {out.style(line, 'cyan')}")
     failed = sum(finding.state == FAILED for finding in findings)
     if args.as_json:
         print_json([asdict(finding) for finding in findings])
@@ -57,15 +61,6 @@ def doctor(args: argparse.Namespace) -> int:
         text += f", {warned} warning{'s' if warned != 1 else ''}" if warned else ""
         out.print(f"\n{out.style(text, 'bold', 'red' if failed else 'green')}")
     return 1 if failed else 0
-
-
-def _show(finding: Finding, out: Terminal) -> None:
-    marks = {OK: ("✓", "green"), WARNING: ("▲", "yellow"), FAILED: ("✗", "red"), ABSENT: ("○", "dim")}
-    mark = out.style(*marks[finding.state])
-    detail = out.style(printable(finding.detail), "dim")
-    out.print(f"  {mark} {finding.name.ljust(16)} {detail}".rstrip())
-    for line in finding.fix.splitlines():
-        out.print(f"    {' ' * 16} {out.style(line, 'cyan')}")
 
 
 def _software() -> Iterator[Finding]:

@@ -55,7 +55,6 @@ def show_environment(args: argparse.Namespace) -> int:
         ("asks", ", ".join(found.judges)),
         ("judges", "the rollouts of a prompt together" if found.judges_groups else ""),
         ("runs", "whole rollouts against the policy's endpoint" if found.runs_agent else ""),
-        ("needs", found.needs),
         ("agents", ", ".join(found.agents)),
         *(("preset", f"{key} = {json.dumps(value)}") for key, value in found.preset.items()),
     ]

@@ -18,7 +18,7 @@ _THEN = "step ids or a pipeline, then overrides in Hydra's grammar: a.b=1, +a.b=
 _EPILOG = """\
 exit codes: 0 done, 1 the step failed, 2 the request is wrong, 3 retry may help, 130 interrupted
 
-  steps list --tree                        what there is
+  steps list                               what there is
   steps run rl/nemo_rl/rlhf -c tiny        a whole alignment run on two CPU cores
   steps run STEP -c CONFIG --dry-run       the merged config and the plan, nothing runs
 """
@@ -131,7 +131,7 @@ def _catalog(add: Callable[..., Parser]) -> None:
     command.add_argument("--consumes", metavar="TYPE", help="only steps that take an artifact of this type")
     command.add_argument("--produces", metavar="TYPE", help="only steps that make an artifact usable as this type")
     command.add_argument("--tag", metavar="TAG", help="only steps with this tag", **_MANY)
-    command.add_argument("--tree", action="store_true", help="show the ids as a tree")
+    command.add_argument("--tree", action="store_true", help=argparse.SUPPRESS)
     _json(command)
     command = add("show", "catalog:show", "show one step: ports, parameters, configs, advice")
     command.add_argument("step", metavar="STEP", help="step id")

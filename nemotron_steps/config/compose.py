@@ -110,11 +110,13 @@ class SearchPath:
         step: step id; its configs are named `<step id>/<name>`.
         roots: the `configs/` folders of packs, the step's own pack first.
         beside: the `config/` folder beside the step's manifest, as in the public layout.
+        rivals: the roots of packs with another step of this id. Bases may come from them, this step's configs not.
     """
 
     step: str
     roots: tuple[Path, ...] = ()
     beside: Path | None = None
+    rivals: frozenset[Path] = frozenset()
 
     def mounts(self) -> tuple[Mount, ...]:
         """Mounts in order of precedence."""
@@ -123,8 +125,12 @@ class SearchPath:
 
     def names(self) -> tuple[str, ...]:
         """The config names this step has, sorted."""
-        folders = [mount.group(self.step) for mount in self.mounts()]
+        folders = [mount.group(self.step) for mount in self._own()]
         return tuple(sorted({file.stem for folder in folders if folder for file in folder.glob("*.yaml")}))
+
+    def _own(self) -> list[Mount]:
+        """The mounts that may hold configs of this step."""
+        return [mount for mount in self.mounts() if mount.prefix or mount.folder not in self.rivals]
 
     def locate(self, config: str | None) -> tuple[str | None, tuple[Mount, ...]]:
         """The Hydra name of a config and the mounts to compose it from: of a name (`tiny`), a path (`./mine.yaml`), or
@@ -146,7 +152,7 @@ class SearchPath:
                 hints=did_you_mean([str(there[other]) for other in meant(file.stem, there)[:1]]) or hints,
             )
         name = config or DEFAULT_CONFIG
-        if first_file(self.mounts(), f"{self.step}/{name}") is not None:
+        if first_file(self._own(), f"{self.step}/{name}") is not None:
             return f"{self.step}/{name}", self.mounts()
         if config is None or (config == DEFAULT_CONFIG and not names):
             return None, self.mounts()

@@ -3,7 +3,7 @@
 A *unit* is a number of consecutive rows that a loss reads together: 1 for GRPO, 2 for the pairs of DPO.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import chain
 
@@ -59,7 +59,7 @@ def select_rows(batch: TrainBatch, rows: Sequence[int], *, width: int | None = N
     """The given rows, in that order, narrowed to `width` columns (None keeps all)."""
     index = torch.as_tensor(rows, dtype=torch.long)
     if width is not None and len(index) and int(batch.lengths[index].max()) > width:
-        raise EngineError("selecting rows would cut a sequence", where="engine/batching.py")
+        raise EngineError("selecting rows would cut a sequence")
     selected = {}
     for field in fields(TrainBatch):
         value = getattr(batch, field.name)
@@ -69,20 +69,6 @@ def select_rows(batch: TrainBatch, rows: Sequence[int], *, width: int | None = N
                 value = value[:, :width]
         selected[field.name] = value
     return TrainBatch(**selected)
-
-
-def split_batch(batch: TrainBatch, size: int) -> Iterator[TrainBatch]:
-    """Consecutive batches of `size` rows: the global batches of several optimizer steps on one set of rollouts."""
-    if len(batch) % size:
-        raise ConfigError(
-            f"{len(batch)} rollouts do not divide into global batches of {size}",
-            where="policy.train_global_batch_size",
-            expected="a divisor of grpo.num_prompts_per_step x grpo.num_generations_per_prompt",
-            found=str(size),
-            hints=(f"policy.train_global_batch_size={len(batch)}",),
-        )
-    for start in range(0, len(batch), size):
-        yield select_rows(batch, range(start, start + size))
 
 
 def fixed_micro_batches(rows: int, size: int, *, unit: int = 1) -> list[list[int]]:

@@ -260,10 +260,9 @@ class Deadline:
     """When to save and stop. Written to by a checkpoint's writing thread as well."""
 
     def __init__(self, seconds: float | None, started: float) -> None:
-        self._seconds = seconds
-        self._started = started
-        self._steps: deque[float] = deque(maxlen=RECENT)
-        self._saves: deque[float] = deque(maxlen=RECENT)
+        self._seconds, self._started = seconds, started
+        self._steps: deque[float] = deque([0.0], RECENT)
+        self._saves: deque[float] = deque([0.0], RECENT)
         self._step_began = time.monotonic()
 
     @property
@@ -271,8 +270,7 @@ class Deadline:
         """Whether another step and its save might not be over in time."""
         if self._seconds is None:
             return False
-        needed = max(self._steps, default=0.0) + max(self._saves, default=0.0)
-        return time.monotonic() - self._started + needed >= self._seconds
+        return time.monotonic() - self._started + max(self._steps) + max(self._saves) >= self._seconds
 
     def step_begins(self) -> None:
         """What came before (loading, a save) does not count as the step's time."""

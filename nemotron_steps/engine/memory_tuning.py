@@ -1,22 +1,13 @@
 """What a long run tells Python's collector, the C library and torch's allocator about its memory."""
 
 import ctypes
-import gc
 import os
 import platform
 
 import torch
 
-
-def free_left_gpu_memory() -> None:
-    """Free what an earlier run of this process left on its GPU, in objects that only the collector frees."""
-    if torch.cuda.is_available():
-        gc.collect()
-
-
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
-_MMAP_MOST = 2**25
-"""The most that glibc accepts."""
+_MMAP_MOST = 2**25  # that glibc accepts
 
 
 def keep_freed_memory() -> None:
@@ -28,10 +19,8 @@ def keep_freed_memory() -> None:
     library.mallopt(_MMAP_THRESHOLD, _MMAP_MOST)
 
 
-class _Phases:
-    """Whether training and generation take turns with the memory that this process holds of its GPU."""
-
-    share = False
+_shared: list[bool] = []
+"""Not empty where training and generation take turns with the memory that this process holds of its GPU."""
 
 
 def share_gpu_memory() -> None:
@@ -43,10 +32,10 @@ def share_gpu_memory() -> None:
     settings = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & os.environ.keys()
     if torch.cuda.is_available() and not settings:
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
-        _Phases.share = True
+        _shared.append(True)
 
 
 def release_gpu_memory() -> None:
     """Give freed memory back to the driver, for other processes or sizes, unless `share_gpu_memory` was called."""
-    if not _Phases.share:
+    if not _shared:
         torch.cuda.empty_cache()

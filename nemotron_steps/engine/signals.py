@@ -8,7 +8,7 @@ holds. A rule whose metrics a run does not log is never raised. W is `WINDOW` st
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
@@ -31,14 +31,6 @@ class Signal:
     message: str
 
 
-@dataclass
-class History:
-    """Values of one metric, oldest first: `start` keeps the first W for good, `values` the newest ones."""
-
-    start: list[float] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-
-
 Finding = tuple[dict[str, float], str]
 """Numbers, and a sentence that holds them."""
 Check = Callable[["SignalMonitor"], Finding | None]
@@ -58,7 +50,9 @@ class SignalMonitor:
         self.max_policy_lag = max_policy_lag
         self.stop_on = stop_on
         self._passed: set[str] = set()  # held when the run was resumed, and were in stop_on before
-        self._history: dict[str, History] = {}
+        self._start: dict[str, list[float]] = {}
+        self._values: dict[str, list[float]] = {}
+        """Of each metric the first W values, and the newest ones, oldest first."""
         self.active: dict[str, Signal] = {}
         """Signals whose rule holds now, with the numbers of when it began."""
         self._latest: dict[str, float] = {}
@@ -72,16 +66,16 @@ class SignalMonitor:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Every metric that any step has logged."""
-        return tuple(self._history)
+        return tuple(self._values)
 
     def update(self, step: int, metrics: Mapping[str, float]) -> list[Signal]:
         """Take in the metrics of one step; returns the signals that begin with it."""
         self._latest = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
         for name, value in self._latest.items():
-            history = self._history.setdefault(name, History())
-            if len(history.start) < WINDOW:
-                history.start.append(value)
-            history.values = [*history.values[1 - MAX_HISTORY :], value]
+            start = self._start.setdefault(name, [])
+            if len(start) < WINDOW:
+                start.append(value)
+            self._values[name] = [*self._values.get(name, [])[1 - MAX_HISTORY :], value]
         raised: list[Signal] = []
         for name, rule in RULES.items():
             finding = rule.check(self)
@@ -100,7 +94,7 @@ class SignalMonitor:
             return [value if math.isfinite(value) else None for value in values]
 
         return {
-            "history": {name: [finite(h.start), finite(h.values)] for name, h in self._history.items()},
+            "history": {name: [finite(self._start[name]), finite(kept)] for name, kept in self._values.items()},
             "active": {s.name: [s.step, s.numbers, s.message] for s in self.active.values()},
             "stop_on": list(self.stop_on),
         }
@@ -108,7 +102,9 @@ class SignalMonitor:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`."""
         for name, (start, values) in state["history"].items():
-            self._history[name] = History(*([math.nan if v is None else v for v in kept] for kept in (start, values)))
+            self._start[name], self._values[name] = (
+                [math.nan if value is None else value for value in kept] for kept in (start, values)
+            )
         self.active = {name: Signal(name, step, dict(n), text) for name, (step, n, text) in state["active"].items()}
         self._passed = self.active.keys() & set(state.get("stop_on", ()))
 
@@ -120,7 +116,7 @@ class SignalMonitor:
 
     def last(self, name: str, count: int) -> list[float] | None:
         """The last `count` values, if this step logged the metric and there are that many, all finite."""
-        values = self._history[name].values[-count:] if name in self._latest else []
+        values = self._values[name][-count:] if name in self._latest else []
         return values if len(values) == count and all(map(math.isfinite, values)) else None
 
     def mean(self, name: str) -> float | None:
@@ -130,16 +126,15 @@ class SignalMonitor:
 
     def start(self, name: str) -> list[float] | None:
         """The first W values, once the window no longer overlaps them."""
-        history = self._history.get(name)
-        if history is None or len(history.values) < 2 * WINDOW:
+        if len(self._values.get(name, ())) < 2 * WINDOW:
             return None
-        return history.start if all(map(math.isfinite, history.start)) else None
+        return self._start[name] if all(map(math.isfinite, self._start[name])) else None
 
     def before(self, name: str, least: int = WINDOW, most: int = 4 * WINDOW) -> list[float] | None:
         """The finite values before this step, at most so many of them, if there are at least so many."""
         if name not in self._latest:
             return None
-        values = [v for v in self._history[name].values[:-1][-most:] if math.isfinite(v)]
+        values = [v for v in self._values[name][:-1][-most:] if math.isfinite(v)]
         return values if len(values) >= least else None
 
     def earlier(self, name: str) -> list[float]:
@@ -150,8 +145,8 @@ class SignalMonitor:
 
     def everything(self, name: str) -> list[float]:
         """All finite values kept."""
-        history = self._history.get(name)
-        return [v for v in [*history.start, *history.values] if math.isfinite(v)] if history else []
+        kept = [*self._start.get(name, ()), *self._values.get(name, ())]
+        return [value for value in kept if math.isfinite(value)]
 
     @property
     def entropy(self) -> str:
@@ -297,9 +292,14 @@ def _logprob_drift(m: SignalMonitor) -> Finding | None:
     return None
 
 
-def _judge_unavailable(m: SignalMonitor) -> Finding | None:
-    share = sum(m.latest(f"failures/{name}") or 0.0 for name in (JUDGE_UNAVAILABLE, JUDGE_UNPARSEABLE))
-    return ({"share": share}, f"{share:.1%} of the rollouts could not be judged") if share > 0.1 else None
+def _failing(names: tuple[str, ...], what: str) -> Check:
+    """More than a tenth of the rollouts since the last step failed so."""
+
+    def check(m: SignalMonitor) -> Finding | None:
+        share = sum(m.latest(f"failures/{name}") or 0.0 for name in names)
+        return ({"share": share}, f"{share:.1%} of the rollouts {what}") if share > 0.1 else None
+
+    return check
 
 
 def _judge_unreadable(m: SignalMonitor) -> Finding | None:
@@ -353,7 +353,7 @@ RULES: dict[str, Rule] = {
     "length_collapse": Rule(lambda m: _collapse(m, "response_length/mean", 0.25, "response length"), _AT_ONCE),
     "logprob_drift": Rule(_logprob_drift),
     "truncation_high": Rule(_high("truncation_rate", 0.2, "of the samples are truncated"), _AT_ONCE),
-    "judge_unavailable": Rule(_judge_unavailable),
+    "judge_unavailable": Rule(_failing((JUDGE_UNAVAILABLE, JUDGE_UNPARSEABLE), "could not be judged")),
     "judge_unreadable": Rule(_judge_unreadable),
     "failures_high": Rule(_high("failure_rate", 0.1, "of the rollouts have no reward")),
     "grad_norm_spike": Rule(_grad_norm_spike, ("policy_collapse", "kl_dominates")),
@@ -363,7 +363,7 @@ RULES: dict[str, Rule] = {
     ),
     "policy_lag_high": Rule(_policy_lag_high),
     "teacher_kl_stalled": Rule(_teacher_kl_stalled),
-    "stragglers_high": Rule(_high("failures/straggler", 0.1, "of the rollouts were not over by their deadline")),
+    "stragglers_high": Rule(_failing(("straggler",), "were not over by their deadline")),
 }
 """Every rule under its signal's name, causes before their symptoms."""
 

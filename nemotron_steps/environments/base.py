@@ -243,16 +243,7 @@ class Environment(ABC):
     def check_row(self, row: Row, where: str) -> None:
         """DataError for a row the environment could not score; `where` is its "file:line"."""
         prompt = "responses_create_params.input"
-        required = (prompt, *self.required_fields)
-        for path in required:
-            if lookup(row, path) is None:
-                raise DataError(
-                    f"row lacks the field `{path}`, which environment `{self.name}` needs",
-                    where=f"{where} field {path}",
-                    expected=f"values at: {', '.join(required)}",
-                    found=f"fields: {', '.join(sorted(row)) or 'none'}",
-                    hints=show_line(where),
-                )
+        self._name_row(self._check_fields, row, where)
         if read_request(row, where).messages[-1]["role"] == "assistant" and not self.runs_agent:
             expected = "a user's or a tool's message last; say there how the answer is to begin"
             raise wrong("must not end with an assistant message", where, prompt, expected=expected)
@@ -262,6 +253,13 @@ class Environment(ABC):
         """check_row, and what only the run's own settings can tell: before the first rollout of a run."""
         self.check_row(row, where)
         self._name_row(self.check_resources, row, where)
+
+    def _check_fields(self, row: Row) -> None:
+        required = ("responses_create_params.input", *self.required_fields)
+        for path in required:
+            if lookup(row, path) is None:
+                there = f"fields: {', '.join(sorted(row)) or 'none'}"
+                raise RowError(path, f"values at: {', '.join(required)}", there)
 
     def _name_row(self, check: Callable[[Row], None], row: Row, where: str) -> None:
         try:

@@ -24,7 +24,6 @@ from nemotron_steps.environments.registry import (
     resolve,
     unknown,
 )
-from nemotron_steps.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -60,13 +59,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Described:
-    """An environment as rows of `asked`, its own name or an agent's, get it: with the settings `preset`. `needs` says
-    why the name stands for nothing without being configured; `reward_range` is None where a setting says it."""
+    """An environment as rows of `asked`, its own name or an agent's, get it: with the settings `preset`. Its
+    `reward_range` is None where a setting says it."""
 
     asked: str
     environment: str
     preset: Mapping[str, Any]
-    needs: str | None
     text: str
     origin: str
     reward_range: tuple[float, float] | None
@@ -98,11 +96,7 @@ def agents_of(environment: str) -> tuple[str, ...]:
 
 def described(name: str) -> Described:
     """All that can be told of what a name of an environment or of an agent stands for."""
-    needs = None
-    try:
-        found = resolve(name, {})
-    except UnsupportedError:
-        needs, found = AGENTS[name].needs, (AGENTS[name].environment, {})
+    found = resolve(name, {})
     if found is None:
         raise unknown(name)
     environment, preset = found
@@ -121,7 +115,6 @@ def described(name: str) -> Described:
         asked=name,
         environment=environment,
         preset=preset,
-        needs=needs,
         text=inspect.cleandoc(text),
         origin="built-in" if environment in BUILT_IN else f"{loaded.__module__}:{loaded.__qualname__}",
         reward_range=built.reward_range if built is not None else None,

@@ -174,15 +174,12 @@ def _refuse_unfillable(function: Callable[..., Any], name: str) -> None:
 
 def _number(reward: Any, function: str) -> float:
     try:
-        number = float(reward) if not isinstance(reward, str | bytes) else None
-    except (TypeError, ValueError):
-        number = None
-    except OverflowError:
-        raise ValueError(f"{function} gave a number that is too large for a float") from None
-    if number is None:
-        raise TypeError(f"{function} gave {text_of(reward, 200, repr)}: a reward must be a number or None")
+        number = math.nan if isinstance(reward, str | bytes) else float(reward)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
     if not abs(number) <= FLOAT32_MAX:
-        raise ValueError(f"{function} gave {number}: a reward must be a finite float32 or None")
+        told = text_of(reward, 200, repr)
+        raise ValueError(f"{function} gave {told}: a reward must be a finite float32 or None")
     return number
 
 

@@ -65,7 +65,6 @@ class EnvironmentSet:
         return tuple(self._named)
 
     def needed_judges(self) -> frozenset[str]:
-        """Roles of the judges that the environments created so far ask."""
         return frozenset(role for environment in self._environments.values() for role in environment.needed_judges())
 
     def check_rows(self, rows: Iterable[tuple[Row, str]], *, environment: str | None = None) -> set[str]:
@@ -82,11 +81,9 @@ class EnvironmentSet:
         return needed
 
     async def start(self) -> None:
-        """Start every environment created so far."""
         for environment in self._environments.values():
             await environment.start()
 
     async def close(self) -> None:
-        """Close every environment created so far."""
         for environment in self._environments.values():
             await environment.close()

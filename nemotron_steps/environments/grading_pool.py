@@ -69,12 +69,10 @@ class GradingPool:
         return reply["value"]
 
     async def close(self) -> None:
-        """End the helper processes."""
         while self._free:
             await _kill(self._free.pop())
 
     async def _start(self) -> asyncio.subprocess.Process:
-        """A helper that waits for its first call."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "nemotron_steps.environments.grading_pool"),
             *(str(os.getpid()), str(self._cpu_s), self._name),
@@ -90,7 +88,8 @@ class GradingPool:
     def _ended(self, code: int | None) -> Exception:
         """What became of a helper that has ended over a call."""
         if code in (OUT_OF_MEMORY, -signal.SIGPROF):
-            return GraderFailedError(VERIFIER_TIMEOUT, f"{self._name}: its processor time or memory is used up")
+            used_up = "memory" if code == OUT_OF_MEMORY else "processor time"
+            return GraderFailedError(VERIFIER_TIMEOUT, f"{self._name}: it used up its {used_up}")
         if code not in FROM_OUTSIDE:
             return GraderFailedError(VERIFIER_CRASHED, f"{self._name}: exit code {code}")
         return self._lost("died", f"exit code {code}")

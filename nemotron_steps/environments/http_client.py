@@ -82,8 +82,14 @@ def _wire() -> tuple[LoopThread, aiohttp.ClientSession]:
         if os.getpid() not in _wires:
             thread = LoopThread("json-http")
             _wires[os.getpid()] = thread, thread.run(session())
-            atexit.register(thread.stop, _wires[os.getpid()][1].close)
         return _wires[os.getpid()]
+
+
+@atexit.register
+def _end() -> None:
+    if os.getpid() in _wires:  # not in a forked child, which has no such thread
+        thread, session = _wires.pop(os.getpid())
+        thread.stop(session.close)
 
 
 def run(work: Coroutine[Any, Any, Value]) -> Value:
@@ -143,15 +149,12 @@ class JsonClient:
         return await self._request("POST", path, json.dumps(body).encode(), sent)
 
     async def get(self, path: str) -> Any:
-        """GET and parse JSON; errors as post."""
         return (await self._request("GET", path, None, {}))[0]
 
     def read(self, path: str) -> Any:
-        """As get, for blocking callers."""
         return run(self.get(path))
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """As wait_ready, for blocking callers."""
         run(self.wait_ready(timeout_s))
 
     async def wait_ready(self, timeout_s: float) -> None:

@@ -123,7 +123,6 @@ class HttpServer:
         return f"http://{host}:{port}"
 
     async def start(self) -> None:
-        """Begin to answer, on the running loop."""
         loop = asyncio.get_running_loop()
         bounded: Any = web.BaseRequest
         self._connections = _Connections(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.environments.base import FLOAT32_MAX
@@ -31,7 +32,6 @@ class Regraded:
     verdict: GradeResult
 
     def agrees(self, tolerance: float) -> bool:
-        """Whether both rewards are there and the same, or neither is."""
         if self.recorded is None or self.verdict.reward is None:
             return self.recorded is self.verdict.reward
         return abs(self.recorded - self.verdict.reward) <= tolerance
@@ -47,21 +47,14 @@ async def regrade(environment: Environment, rollouts: Iterable[Placed]) -> Async
             expected="an environment that judges answers",
             hints=("steps env list",),
         )
-    waiting: list[asyncio.Task[list[Regraded]]] = []
     await environment.start()
+    groups = _groups(environment, rollouts)
     try:
-        for group in _groups(environment, rollouts):
-            waiting.append(asyncio.ensure_future(_grade(environment, group)))
-            if len(waiting) >= _AT_ONCE:
-                for each in await waiting.pop(0):
+        while batch := list(islice(groups, _AT_ONCE)):
+            for graded in await asyncio.gather(*(_grade(environment, group) for group in batch)):
+                for each in graded:
                     yield each
-        while waiting:
-            for each in await waiting.pop(0):
-                yield each
     finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
         await environment.close()
 
 

@@ -66,16 +66,12 @@ BUILT_IN: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Agent:
-    """What an agent's name stands for. `needs` says why it stands for nothing here without being configured."""
+    """What an agent's name stands for."""
 
     environment: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    needs: str | None = None
 
 
-_SWE_AGENT = Agent(
-    "remote_agent", needs="an agent server with the repositories' container images, which is not part of this package"
-)
 _SINGLE_STEP = "single_step_tool_use_with_argument_comparison"
 _THRESHOLDS = {"": 0.1, "search_pivot_": 0.3, "toolcall_schema_": 0.1, "swe_pivot_": 0.0}
 _JAILBREAK = (
@@ -123,8 +119,9 @@ AGENTS: dict[str, Agent] = {
     "ns_tools_simple_agent": Agent("ns_tools", {"max_steps": 50, "tool_timeout_s": 10.0}),
     "math_formal_lean_refinement_agent": Agent("math_formal_lean", {"max_corrections": 2, "lean_timeout_s": 30.0}),
     "swerl_gen_simple_agent": Agent("swerl_gen", {"sandbox_timeout": 900.0, "relaxed_formatting": False}),
-    "swe_agents_train": _SWE_AGENT,
-    "swe_agents_val": _SWE_AGENT,
+    # Served elsewhere, or `environment: swe_agent`, the harness of this package.
+    "swe_agents_train": Agent("remote_agent"),
+    "swe_agents_val": Agent("remote_agent"),
 }
 """Public agents whose name does not say their environment, or who have settings of their own. Others follow from the
 name: see environment_name."""
@@ -304,20 +301,11 @@ def resolve(name: str, options: Options) -> tuple[str, dict[str, Any]] | None:
         )
     if chosen is not None:
         return chosen, _merged(options.get(chosen, {}), own)
-    agent = AGENTS.get(name)
-    if agent is not None and agent.needs is not None:
-        raise UnsupportedError(
-            f"the agent `{name}` needs {agent.needs}",
-            where=f"{SECTION}.{name}",
-            hints=(
-                f"{SECTION}.{name}.environment={agent.environment} {SECTION}.{name}.url=http://HOST:PORT",
-                f"{SECTION}.{name}.environment=swe_agent   # the harness of this package",
-            ),
-        )
     environment = stands_for(name)
     if environment is None:
         return None
-    settings = _merged(agent.settings if agent is not None else {}, options.get(environment, {}))
+    preset = AGENTS[name].settings if name in AGENTS else {}
+    settings = _merged(preset, options.get(environment, {}))
     return environment, settings if name == environment else _merged(settings, own)
 
 

@@ -10,11 +10,14 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.families import FAMILIES, bounds_time_steps
 from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.errors import ArtifactError, UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,6 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
     truncate: bool = True
 
 
@@ -90,31 +91,20 @@ class Architecture:
     experts_per_token: int = 0
     moe_ffn_hidden_size: int = 0
     norm_topk_prob: bool = False
-    router_bias: bool = False
-    """Experts are chosen by score plus a learned bias (load balancing without an auxiliary loss)."""
-    pattern: str = ""
-    """One character a layer, one mixer each: M Mamba-2, E experts, * attention, - MLP. Empty where every layer is
-    attention followed by an MLP or experts."""
+    router_bias: bool = False  # experts are chosen by score plus a learned bias
+    pattern: str = ""  # a letter a layer, one mixer each (config/families.py); empty: attention, then an MLP or experts
     mamba: Mamba2 | None = None
-    activation: str = "swiglu"
-    """Or "relu2": relu(x)² of the up projection, without a gate."""
-    rotary: bool = True
-    """False: attention knows no positions."""
-    router_score: str = "softmax"
-    """Or "sigmoid": each expert's score is its own, and the router has a bias."""
+    activation: str = "swiglu"  # or relu2: relu(x)² of the up projection, without a gate
+    rotary: bool = True  # false: attention knows no positions
+    router_score: str = "softmax"  # or sigmoid: each expert's score is its own, and the router has a bias
     router_groups: int = 1
-    router_top_groups: int = 1
-    """Of the router's groups of experts, how many a token may choose from."""
+    router_top_groups: int = 1  # of the router's groups of experts, how many a token may choose from
     routed_scaling_factor: float = 1.0
-    shared_ffn_hidden_size: int = 0
-    """Inner size of the expert that every token goes through; 0 for none."""
-    moe_latent_size: int = 0
-    """Width in which the routed experts work, between two projections of the layer; 0 for the model's own."""
+    shared_ffn_hidden_size: int = 0  # of the expert that every token goes through; 0 for none
+    moe_latent_size: int = 0  # width in which the routed experts work, between two projections; 0 for the model's own
     mtp_pattern: str = ""
-    mtp_layers: int = 0
-    """Blocks of multi-token prediction, each with a layer for every character of `mtp_pattern`."""
-    trains_mtp: bool = False
-    """Whether those blocks are parameters; otherwise their tensors travel along unread."""
+    mtp_layers: int = 0  # blocks of multi-token prediction, each with a layer for every letter of `mtp_pattern`
+    trains_mtp: bool = False  # whether those are parameters; otherwise their tensors travel along unread
 
     @property
     def is_moe(self) -> bool:
@@ -246,3 +236,63 @@ def read_config(path: Path) -> dict[str, Any]:
         found = type(config).__name__
         raise ArtifactError("config.json is not an object", where=str(path), found=found, hints=published)
     return config
+
+
+# Rotary frequencies, float32 on CPU. Formulas: RoFormer (arXiv 2104.09864), YaRN (arXiv 2309.00071), and the Llama 3.1
+# release for `llama3`, in the order of Hugging Face's models, so that converted checkpoints agree to rounding.
+
+
+def inverse_frequencies(architecture: Architecture) -> tuple[torch.Tensor, float]:
+    """Inverse frequencies float32 [head_dim / 2], and the factor that multiplies cos and sin."""
+    import torch
+
+    dim, theta = architecture.head_dim, architecture.rope_theta
+    plain = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim))
+    scaling = architecture.rope_scaling
+    if scaling is None:
+        return plain, 1.0
+    if scaling.rope_type == "linear":
+        return plain / scaling.factor, 1.0
+    original = scaling.original_max_position_embeddings
+    assert original is not None
+    if scaling.rope_type == "yarn":
+        return _yarn(plain, scaling, original, dim, theta)
+    wavelength, low, high = 2 * math.pi / plain, scaling.low_freq_factor, scaling.high_freq_factor
+    scaled = torch.where(wavelength > original / low, plain / scaling.factor, plain)
+    smooth = (original / wavelength - low) / (high - low)
+    smoothed = (1 - smooth) * scaled / scaling.factor + smooth * scaled
+    is_medium = ~(wavelength < original / high) & ~(wavelength > original / low)
+    return torch.where(is_medium, smoothed, scaled), 1.0
+
+
+def cos_sin(architecture: Architecture, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin float32 [length, head_dim] of positions 0 … length − 1, for the rotate-half convention."""
+    import torch
+
+    frequencies, factor = inverse_frequencies(architecture)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos() * factor, angles.sin() * factor
+
+
+def _yarn(
+    plain: torch.Tensor, scaling: RopeScaling, original: int, dim: int, theta: float
+) -> tuple[torch.Tensor, float]:
+    import torch
+
+    def correction_dim(rotations: float) -> float:
+        return (dim * math.log(original / (rotations * 2 * math.pi))) / (2 * math.log(theta))
+
+    low, high = correction_dim(scaling.beta_fast), correction_dim(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001  # the ramp below divides by the difference
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    extrapolation = 1 - ramp
+    frequencies = (plain / scaling.factor) * (1 - extrapolation) + plain * extrapolation
+
+    if scaling.attention_factor is not None:
+        return frequencies, scaling.attention_factor
+    return frequencies, 1.0 if scaling.factor <= 1 else 0.1 * math.log(scaling.factor) + 1.0

@@ -4,11 +4,10 @@ read from safetensors, never from pickled `.bin` files. Not for: conversion (map
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,11 +147,9 @@ def load_hf_weights(folder: str | Path) -> dict[str, torch.Tensor]:
     return {name: reader(name) for name in sorted(reader.names())}
 
 
-def save_hf_checkpoint(
-    target: str | Path, weights: Iterable[tuple[str, torch.Tensor]], source: str | Path, *, ignored: Sequence[str] = ()
-) -> None:
+def save_hf_checkpoint(target: str | Path, weights: Iterable[tuple[str, torch.Tensor]], source: str | Path) -> None:
     """Write a Hugging Face checkpoint: the weights in shards of at most 5 GB, each in its own type, and config.json,
-    tokenizer and carried tensors of `source` (`ignored` as carried_tensors'). Files of the same name are replaced."""
+    tokenizer and carried tensors of `source`. Files of the same name are replaced."""
     target, source = Path(target), Path(source)
     target.mkdir(parents=True, exist_ok=True)
     _copy_files(source, target)
@@ -162,7 +159,7 @@ def save_hf_checkpoint(
         for name, tensor in weights:
             written.add(name)
             yield name, tensor
-        yield from (each for each in carried_tensors(source, ignored) if each[0] not in written)
+        yield from (each for each in carried_tensors(source) if each[0] not in written)
 
     shard_of, total, numbers = _write_shards(target, whole())
     if numbers:
@@ -202,24 +199,24 @@ def copy_model_files(source: Path, target: Path, *, carries: bool = True, precis
         as_umask_says(target / CARRIED)
 
 
-def carried_tensors(folder: Path, ignored: Sequence[str] = ()) -> Iterator[tuple[str, torch.Tensor]]:
+def carried_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors that a policy has only if it trains them, those of multi-token prediction, in the type they are saved in.
     In a Hugging Face checkpoint they are among the weights; a Megatron checkpoint's `hf` has a file of them, unless
-    they were trained: then they are among the weights beside it. ignored: patterns of names of tensors that
-    transformers leaves in a folder of a family that it alone knows."""
+    they were trained: then they are among the weights beside it."""
     family = FAMILIES.get(str(read_config(folder / "config.json").get("model_type")))
     prefix = module_of(family.name).CARRIED if family is not None else ""
-    names = re.compile(f"^{re.escape(prefix)}" if family is not None else "|".join(ignored))
-    if prefix and folder.name == "hf" and not (folder / CARRIED).is_file():
+    if not prefix:
+        return
+    if folder.name == "hf" and not (folder / CARRIED).is_file():
         from nemotron_steps.models.megatron_checkpoint import is_megatron_checkpoint, trained_mtp
 
         if is_megatron_checkpoint(folder.parent):  # a hub folder may have that name, too
             yield from trained_mtp(folder.parent)
             return
-    if names.pattern not in ("", "^") and any(folder.glob("*.safetensors")):
+    if any(folder.glob("*.safetensors")):
         reader = WeightReader(folder)
         for name in sorted(reader.names()):
-            if names.search(name):
+            if name.startswith(prefix):
                 yield name, reader(name)
 
 

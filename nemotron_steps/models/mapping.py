@@ -81,16 +81,89 @@ class Parameter:
         return ".adapter." in self.name
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a layer is: its name here and on the hub, and its number, which goes on after the model's last layer."""
+
+    ours: str
+    theirs: str
+    layer: int
+
+    def copied(
+        self, name: str, hf_name: str, *shape: int, tp_dim: int | None = None, key: str = "", optional: bool = False
+    ) -> Parameter:
+        """A tensor that is the same in both."""
+        key = f"{self.ours}.{key}" if key else ""
+        names = (f"{self.theirs}.{hf_name}",)
+        return Parameter(f"{self.ours}.{name}", names, (shape,), Layout.COPY, tp_dim, self.layer, optional, key=key)
+
+    def fused(self, name: str, layout: Layout, names: list[str], *shapes: tuple[int, ...]) -> Parameter:
+        """Several tensors, all of the last shape or each of its own; rows are cut, experts are not."""
+        cut = None if layout in (Layout.EXPERTS, Layout.EXPERTS_GATE_UP) else 0
+        shapes = shapes if len(shapes) == len(names) else shapes * len(names)
+        hf_names = tuple(f"{self.theirs}.{each}" for each in names)
+        return Parameter(f"{self.ours}.{name}", hf_names, shapes, layout, cut, self.layer)
+
+
+def attention(a: Architecture, at: Place, theirs: str, norm: str) -> Iterator[Parameter]:
+    """`theirs`, `norm`: what the hub calls the module and the norm before it."""
+    hidden, width = a.hidden_size, a.head_dim
+    queries, keys = a.num_attention_heads * width, a.num_key_value_heads * width
+    yield at.copied("input_layernorm.weight", norm, hidden, key="self_attention.linear_qkv.layer_norm_weight")
+    for kind, columns in (("weight", (hidden,)), ("bias", ())):
+        if kind == "bias" and not a.qkv_bias:
+            continue
+        names = [f"{theirs}.{part}_proj.{kind}" for part in "qkv"]
+        shapes = [(rows, *columns) for rows in (queries, keys, keys)]
+        yield at.fused(f"self_attention.linear_qkv.{kind}", Layout.QKV, names, *shapes)
+    for part in "qk" if a.qk_norm else "":
+        yield at.copied(f"self_attention.{part}_layernorm.weight", f"{theirs}.{part}_norm.weight", width)
+    yield at.copied("self_attention.linear_proj.weight", f"{theirs}.o_proj.weight", hidden, queries, tp_dim=1)
+
+
+def mlp(a: Architecture, at: Place, theirs: str, norm: str) -> Iterator[Parameter]:
+    """As `attention`."""
+    hidden, inner = a.hidden_size, a.ffn_hidden_size
+    yield at.copied("pre_mlp_layernorm.weight", norm, hidden, key="mlp.linear_fc1.layer_norm_weight")
+    if a.activation == "swiglu":
+        names = [f"{theirs}.{part}_proj.weight" for part in ("gate", "up")]
+        yield at.fused("mlp.linear_fc1.weight", Layout.GATE_UP, names, (inner, hidden))
+    else:
+        yield at.copied("mlp.linear_fc1.weight", f"{theirs}.up_proj.weight", inner, hidden, tp_dim=0)
+    yield at.copied("mlp.linear_fc2.weight", f"{theirs}.down_proj.weight", hidden, inner, tp_dim=1)
+
+
+def experts(a: Architecture, at: Place, theirs: str, norm: str) -> Iterator[Parameter]:
+    """As `attention`."""
+    hidden, count, inner = a.hidden_size, a.num_experts, a.moe_ffn_hidden_size
+    shared, latent = a.shared_ffn_hidden_size, a.moe_latent_size
+    yield at.copied("pre_mlp_layernorm.weight", norm, hidden)
+    yield at.copied("mlp.router.weight", f"{theirs}.gate.weight", count, hidden)
+    if a.router_bias:
+        # No public Qwen3-MoE checkpoint has one; the name is that of the families that do.
+        name = f"{theirs}.gate.e_score_correction_bias"
+        yield at.copied("mlp.router.expert_bias", name, count, optional=not a.is_hybrid)
+    gated = a.activation == "swiglu"
+    layout, parts = (Layout.EXPERTS_GATE_UP, ["gate", "up"]) if gated else (Layout.EXPERTS, ["up"])
+    each = [f"{theirs}.experts.{expert}" for expert in range(count)]
+    names = [f"{expert}.{part}_proj.weight" for expert in each for part in parts]
+    yield at.fused("mlp.experts.linear_fc1.weight", layout, names, (inner, latent or hidden))
+    names = [f"{expert}.down_proj.weight" for expert in each]
+    yield at.fused("mlp.experts.linear_fc2.weight", Layout.EXPERTS, names, (latent or hidden, inner))
+    if latent:
+        yield at.copied("mlp.fc1_latent_proj.weight", f"{theirs}.fc1_latent_proj.weight", latent, hidden)
+        yield at.copied("mlp.fc2_latent_proj.weight", f"{theirs}.fc2_latent_proj.weight", hidden, latent)
+    if shared:
+        ours, theirs = "mlp.shared_experts.linear_fc", f"{theirs}.shared_experts"
+        yield at.copied(f"{ours}1.weight", f"{theirs}.up_proj.weight", shared, hidden, tp_dim=0)
+        yield at.copied(f"{ours}2.weight", f"{theirs}.down_proj.weight", hidden, shared, tp_dim=1)
+
+
 def parameters(architecture: Architecture) -> list[Parameter]:
     """Every parameter of the model, in the order of the layers."""
     from nemotron_steps.models.families import module_of
 
     return list(module_of(architecture.family).parameters(architecture))
-
-
-def hf_names(architecture: Architecture) -> set[str]:
-    """Every tensor name of the Hugging Face checkpoint (a tied output layer has none of its own)."""
-    return set(hf_shapes(architecture))
 
 
 def merge(parameter: Parameter, tensors: Sequence[torch.Tensor], architecture: Architecture) -> torch.Tensor:
@@ -226,13 +299,8 @@ def _check_tensor(name: str, stored: Stored, shape: tuple[int, ...], where: str 
     if not stored.is_plain:
         raise quantised(f"the tensor {name} is {stored.dtype}", where)
     if stored.shape != shape:
-        raise ArtifactError(
-            f"the tensor {name} has another shape than config.json says",
-            where=where,
-            expected=str(shape),
-            found=str(stored.shape),
-            hints=_published(where),
-        )
+        what = f"the tensor {name} has another shape than config.json says"
+        raise _misfit(what, where, expected=str(shape), found=str(stored.shape))
 
 
 def _check_names(names: set[str], wanted: Sequence[Parameter], architecture: Architecture, where: str | None) -> None:
@@ -242,40 +310,29 @@ def _check_names(names: set[str], wanted: Sequence[Parameter], architecture: Arc
     needed = [name for p in wanted if not p.optional for name in p.hf_names]
     missing = [name for name in needed if name not in names]
     prefix = module_of(architecture.family).CARRIED
+    expected = f"{len(needed)} tensors, as config.json says"
     if missing:
-        again = _published(where) or ("download or export the checkpoint again",)
         untrained = "policy.megatron_cfg.mtp_num_layers=0   # trains the model without them"
         of_blocks = architecture.trains_mtp and all(name.startswith(prefix) for name in missing)
-        raise ArtifactError(
-            f"the checkpoint lacks the tensor {missing[0]}",
-            where=where,
-            expected=f"{len(needed)} tensors, as config.json says",
-            found=f"{len(missing)} of them missing",
-            hints=(untrained, *again) if of_blocks else again,
-        )
+        what, found = f"the checkpoint lacks the tensor {missing[0]}", f"{len(missing)} of them missing"
+        raise _misfit(what, where, *([untrained] if of_blocks else []), expected=expected, found=found)
     carried = "" if architecture.trains_mtp else prefix
     # What the model makes of others, a tied output layer or rotary frequencies: WeightReader compares it with those.
-    known = {name for p in wanted for name in p.hf_names}
     extra = []
-    for name in sorted(names - known):
+    for name in sorted(names.difference(*(p.hf_names for p in wanted))):
         made = name.endswith("rotary_emb.inv_freq") or (name == HEAD and architecture.tied_embeddings)
         if not made and not (carried and name.startswith(carried)):
             extra.append(name)
     if extra:
-        raise ArtifactError(
-            f"the checkpoint has a tensor that this model has no place for: {extra[0]}",
-            where=where,
-            expected=f"the {len(needed)} tensors that config.json says, and no more",
-            found=f"{len(extra)} more",
-            hints=(*_published(where), "merge the adapter before the conversion, if that is what these tensors are of"),
-        )
+        what = f"the checkpoint has a tensor that this model has no place for: {extra[0]}"
+        raise _misfit(what, where, expected=expected, found=f"{len(extra)} more")
 
 
-def _published(where: str | None) -> tuple[str, ...]:
-    """What to do where weights and config.json in a folder are not of one model."""
-    if where is None:
-        return ()
-    return (f"hf download MODEL --local-dir {shlex.quote(where)}   # weights and config.json of one model",)
+def _misfit(what: str, where: str | None, *hints: str, expected: str, found: str) -> ArtifactError:
+    """The refusal of weights that are not of the model of config.json."""
+    folder = "FOLDER" if where is None else shlex.quote(where)
+    again = f"hf download MODEL --local-dir {folder}   # weights and config.json of one model"
+    return ArtifactError(what, where=where, expected=expected, found=found, hints=(*hints, again))
 
 
 def to_hf(weights: Mapping[str, torch.Tensor], architecture: Architecture) -> Iterator[tuple[str, torch.Tensor]]:

@@ -74,12 +74,7 @@ def _has_layer_axis(parameter: Parameter, architecture: Architecture) -> bool:
 
 
 def sharded_tensors(
-    parameter: Parameter,
-    tensor: torch.Tensor,
-    architecture: Architecture,
-    place: Place = WHOLE,
-    *,
-    prefix: str = "",
+    parameter: Parameter, tensor: torch.Tensor, architecture: Architecture, place: Place = WHOLE, *, prefix: str = ""
 ) -> list[Any]:
     """megatron-core ShardedTensors of one rank's part of a parameter, or, with a `prefix` of its key, of optimizer
     state of the same shape; in the order `join` puts them together. Gate and up rows are two shards, so that they can

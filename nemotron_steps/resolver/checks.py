@@ -93,7 +93,13 @@ class CheckSubject:
         return self.config.origin(key)
 
     def problem(
-        self, kind: type[problems.PlanProblem], what: str, port: str | None = None, key: str | None = None, **said: Any
+        self,
+        kind: type[problems.PlanProblem],
+        what: str,
+        port: str | None = None,
+        key: str | None = None,
+        /,
+        **said: Any,
     ) -> problems.PlanProblem:
         """What is wrong with the artifact at a port, or with the step, as a config key says."""
         at = self.key if port is None else f"{self.key}.{port}"
@@ -155,8 +161,8 @@ def check_parameters(manifest: StepManifest, config: StepConfig, key: str) -> It
     for index, parameter in enumerate(manifest.parameters):
         name, flat = parameter.name, config.flat
         if config.has_key is not None and not config.has_key(name):
-            what, where = f"parameter '{name}' of {manifest.id} is not a key of its config", "name"
-            yield problems.ParameterProblem(what, chain=(key,), where=manifest.where("parameters", index, where))
+            what = f"parameter '{name}' of {manifest.id} is not a key of its config"
+            yield problems.ParameterProblem(what, chain=(key,), where=manifest.where("parameters", index, "name"))
         elif name in flat and not parameter.allows(flat[name]):
             choices = [_shown(choice) for choice in parameter.choices]
             yield problems.ParameterProblem(
@@ -207,14 +213,14 @@ def check_attributes(
     *,
     key: str | None = None,
     sources: Mapping[str, str] | None = None,
-) -> list[problems.AttributeConflict]:
+) -> list[problems.PlanProblem]:
     """Every requirement and constraint of a step that the attributes of its inputs break.
 
     `known`: port → attributes of the artifact bound to it; what is missing breaks nothing. `sources`: port → where its
     artifact comes from, for messages."""
     key = key or manifest.id
     sources = sources or {}
-    found = []
+    found: list[problems.PlanProblem] = []
     for port in manifest.consumes:
         have = known.get(port.name, {})
         for name, wanted in port.attributes.items():
@@ -280,7 +286,7 @@ def models_are_described(subject: CheckSubject) -> Iterator[problems.PlanProblem
             paste = f"hf download MODEL config.json --local-dir {shlex.quote(source.folder)}   # as it was published"
         for what, expected, found in misdescribed(recorded.get("shape", {}), family.kind):
             what = f"config.json of {source.ref} has {what}"
-            said: dict[str, Any] = {"expected": expected, "found": found, "hints": (paste,)}
+            said = {"expected": expected, "found": found, "hints": (paste,)}
             yield subject.problem(problems.ModelLimitProblem, what, port, **said)
         rope = recorded.get("rope_type", "default")
         converts = "checkpoint_megatron" in (made.type for made in subject.manifest.produces)
@@ -302,17 +308,11 @@ def chats_can_be_written(subject: CheckSubject) -> Iterator[problems.PlanProblem
         missing = [role for role in attributes.get("roles", ()) if role not in written]
         if missing:
             named = " and ".join(role if role == "tools" else f"{role} messages" for role in missing)
-            yield subject.problem(
-                problems.ModelLimitProblem,
-                f"'{port}' of {subject.key} has {named}, which the chat template of '{policy}' does not write",
-                policy,
-                expected=", ".join(attributes["roles"]),
-                found=", ".join(recorded["chat_roles"]) or "no message of any role",
-                hints=(
-                    f"cp TEMPLATE.jinja {template_file(subject.folder(policy))}   # one that writes {named}",
-                    f"--input {policy}=PATH   # a model whose template does",
-                ),
-            )
+            what = f"'{port}' of {subject.key} has {named}, which the chat template of '{policy}' does not write"
+            expected, found = ", ".join(attributes["roles"]), ", ".join(recorded["chat_roles"])
+            copy = f"cp TEMPLATE.jinja {template_file(subject.folder(policy))}   # one that writes {named}"
+            said = {"expected": expected, "found": found or "no message of any role", "hints": (copy,)}
+            yield subject.problem(problems.ModelLimitProblem, what, policy, **said)
 
 
 def prompts_are_graded(subject: CheckSubject) -> Iterator[problems.PlanProblem]:
@@ -329,15 +329,10 @@ def prompts_are_graded(subject: CheckSubject) -> Iterator[problems.PlanProblem]:
         environment = "genrm_compare" if compared else "NAME   # one that `steps env list` shows"
         by_environment = f"{key}=false env.environment={environment}"
         by_function = ["reward=FILE.py:FUNCTION"] if has_key is None or has_key("reward") else []
-        yield subject.problem(
-            problems.AttributeConflict,
-            f"nothing grades '{port.name}' of {subject.key}: its rows name no agent, and the config no grader",
-            port.name,
-            key,
-            expected=f"{'a reward function, ' if by_function else ''}an environment for all rows, or agent_ref.name in "
-            "each row",
-            hints=(by_environment, *by_function) if compared else (*by_function, by_environment),
-        )
+        what = f"nothing grades '{port.name}' of {subject.key}: its rows name no agent, and the config no grader"
+        hints = [by_environment, *by_function] if compared else [*by_function, by_environment]
+        expected = "a reward function or an environment for all rows, or agent_ref.name in each row"
+        yield subject.problem(problems.AttributeConflict, what, port.name, key, expected=expected, hints=hints)
         return
 
 
@@ -352,14 +347,9 @@ def judges_are_asked_as_trained(subject: CheckSubject) -> Iterator[problems.Plan
         told = {key: value for key, value in flat.items() if re.fullmatch(rf"{settings}\w+\.layout", key)}
         if trained not in (told.values() or ("roles",)):
             key = next(iter(told), f"{settings}genrm_compare.layout")
-            what = (
-                f"'{port.name}' of {subject.key} was trained on comparisons laid out otherwise than it would be asked"
-            )
-            said = {
-                "expected": f"{key}={trained}",
-                "found": str(told.get(key, "roles")),
-                "hints": (f"{key}={trained}",),
-            }
+            what = f"'{port.name}' of {subject.key} was trained on comparisons laid out in another way"
+            found, hint = str(told.get(key, "roles")), f"{key}={trained}"
+            said = {"expected": hint, "found": found, "hints": (hint,)}
             yield subject.problem(problems.AttributeConflict, what, port.name, key, **said)
 
 

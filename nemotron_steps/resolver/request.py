@@ -59,8 +59,6 @@ class StepConfig:
     """Dotted key → `file:line` or `override '…'` that set it."""
     variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Dotted key → the environment variables it takes its value from, for those that are set."""
-    unread: str | None = None
-    """Why the config could not be read, where that stops nothing: the step has no implementation here."""
     job: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """See PlannedStep."""
 

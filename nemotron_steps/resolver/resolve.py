@@ -13,10 +13,12 @@ from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.resolver import checks
 from nemotron_steps.resolver.graph import Graph, Node
 from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput
-from nemotron_steps.resolver.problems import FILLABLE, AttributeConflict, raise_all
+from nemotron_steps.resolver.problems import FILLABLE, PlanProblem, raise_all
 from nemotron_steps.resolver.request import Compose, DescribeInput, Newest, Request
 from nemotron_steps.resolver.sources import Sources, add_goal
 
+_Facts = tuple[dict[str, Mapping[str, Any]], dict[str, SuppliedInput]]
+"""Port → what is known of the artifact that will be there, and port → the supplied one that it is known of."""
 _OVERRIDE = re.compile(r"\+*[\w.]+=|~[\w.]+")
 
 
@@ -49,14 +51,16 @@ def resolve(
         sources.feed(*sources.pending.popleft())
     sources.report_unused()
     order = graph.in_order(nodes)
-    artifacts, origins, conflicts = _check_inputs(order, graph)
+    facts, conflicts = _check_inputs(order, graph)
     subjects: dict[str, checks.CheckSubject] = {}
     for node in order:
         if not node.composed:
             continue
         of_job = {key: value for key, (value, _) in node.config.job.items() if value is not None}
-        known_of = (artifacts[node.key], node.inputs, origins[node.key])
-        subject = checks.CheckSubject(node.key, node.manifest, node.config, {**(profile or {}), **of_job}, *known_of)
+        at_port, origins = facts[node.key]
+        subject = checks.CheckSubject(
+            node.key, node.manifest, node.config, {**(profile or {}), **of_job}, at_port, node.inputs, origins
+        )
         subjects[node.key] = subject
         for problem in (
             *checks.check_parameters(node.manifest, node.config, node.key),
@@ -79,16 +83,11 @@ def resolve(
         _address(uncomposed, node, request, nodes)
     unfilled = tuple(problem for problem in problems if allow_unfilled and isinstance(problem, FILLABLE))
     raise_all([problem for problem in problems if problem not in unfilled], f"cannot plan '{request.command}'")
-    unread = [
-        f"the config of {node.key}, which has no implementation here, cannot be read: {node.config.unread}"
-        for node in order
-        if node.config.unread is not None
-    ]
     return Plan(
         tuple(node.planned(subjects.get(node.key)) for node in order),
         tuple(node.key for node in nodes),
         request.name or request.command,
-        (*sources.notes, *unread),
+        tuple(sources.notes),
         unfilled,
         sources.taken,
     )
@@ -121,47 +120,38 @@ def _address(problem: StepsError, node: Node, request: Request, goals: Sequence[
     problem.hints = tuple(hints)
 
 
-def _check_inputs(
-    order: Sequence[Node], graph: Graph
-) -> tuple[dict[str, dict[str, Mapping[str, Any]]], dict[str, dict[str, SuppliedInput]], list[AttributeConflict]]:
-    """Attributes of supplied artifacts, carried along outputs that inherit them, against what ports need.
-
-    Returns step key → port → what is known of the artifact that will be there; the same for the supplied one that it is
-    known of; and every conflict."""
-    conflicts: list[AttributeConflict] = []
-    known: dict[StepOutput, Mapping[str, Any]] = {}
-    inherited_from: dict[StepOutput, SuppliedInput] = {}
-    found: dict[str, dict[str, Mapping[str, Any]]] = {}
-    origins: dict[str, dict[str, SuppliedInput]] = {}
+def _check_inputs(order: Sequence[Node], graph: Graph) -> tuple[dict[str, _Facts], list[PlanProblem]]:
+    """Attributes of supplied artifacts, carried along outputs that inherit them, against what ports need: of every step
+    what is known of its inputs, and every conflict."""
+    conflicts: list[PlanProblem] = []
+    known: dict[StepOutput, tuple[Mapping[str, Any], SuppliedInput | None]] = {}
+    facts: dict[str, _Facts] = {}
+    origin: SuppliedInput | None
     for node in order:
-        at_port = found[node.key] = {}
-        from_port = origins[node.key] = {}
+        at_port: dict[str, Mapping[str, Any]] = {}
+        origins: dict[str, SuppliedInput] = {}
         for port, source in node.inputs.items():
             if isinstance(source, SuppliedInput):
-                at_port[port], from_port[port] = source.attributes, source
-                continue
-            at_port[port] = known.get(source, {})
-            if source in inherited_from:
-                from_port[port] = inherited_from[source]
+                at_port[port], origin = source.attributes, source
+            else:
+                at_port[port], origin = known.get(source, ({}, None))
+            if origin is not None:
+                origins[port] = origin
+        facts[node.key] = at_port, origins
+        labels = {port: graph.label(source) for port, source in node.inputs.items()}
+        problems = checks.check_attributes(node.manifest, at_port, key=node.key, sources=labels)
+        conflicts += problems
         # What will be recorded of a model that is made from scratch, but for its positions: small models made to try a
         # config of a large one have fewer than that asks for.
         given = any(output.inherits in node.inputs for output in node.manifest.produces)
         model = None if given else ModelSpec.from_scratch(node.config.flat.get)
         new = {} if model is None else replace(model, positions=None).attributes()
-        problems = []
-        if any(at_port.values()):
-            labels = {port: graph.label(source) for port, source in node.inputs.items()}
-            problems = checks.check_attributes(node.manifest, at_port, key=node.key, sources=labels)
-            conflicts += problems
         for output in node.manifest.produces:
-            made = StepOutput(node.key, output.name)
-            known[made] = {**(new if output.inherits is not None else {}), **output.attributes}
-            if output.inherits not in node.inputs or problems or not any(at_port.values()):
-                continue  # what is wrong here is told once
-            declared = [graph.types.types.get(name) for name in graph.types.ancestors(output.type)]
-            names = {name for each in declared if each is not None for name in each.attributes}
-            kept = {name: value for name, value in at_port[output.inherits].items() if name in names}
-            known[made] = {**kept, **output.attributes}
-            if output.inherits in from_port:
-                inherited_from[made] = from_port[output.inherits]
-    return found, origins, conflicts
+            kept, origin = new if output.inherits is not None else {}, None
+            if output.inherits in node.inputs and not problems:  # what is wrong here is told once
+                declared = [graph.types.types.get(name) for name in graph.types.ancestors(output.type)]
+                names = {name for each in declared if each is not None for name in each.attributes}
+                kept = {name: value for name, value in at_port[output.inherits].items() if name in names}
+                origin = origins.get(output.inherits)
+            known[StepOutput(node.key, output.name)] = {**kept, **output.attributes}, origin
+    return facts, conflicts

@@ -29,8 +29,7 @@ GRACE_S = 10.0
 """For the server to answer once a command's time is over. Later than that, it has been stopped."""
 WRITING_S = 60.0
 LINE_BYTES = 256 << 20
-LAST_WORDS_S = 1.0
-STDERR_BYTES = 4096
+STDERR_CHARACTERS = 4096
 KILLED = 137
 
 
@@ -249,15 +248,16 @@ class ContainerSession(ServedSession):
         folder, pipe = tempfile.TemporaryDirectory(prefix="session-"), asyncio.subprocess.PIPE
         profile = Path(folder.name, "seccomp.json")
         profile.write_text(json.dumps(container_profile(session=True)))
-        process = await asyncio.create_subprocess_exec(
-            *self.arguments(str(profile)),
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            limit=LINE_BYTES,
-            start_new_session=True,
-            cwd=folder.name,  # Podman's monitor leaves a file `oom` there
-        )
+        with Path(folder.name, "stderr").open("wb") as said:
+            process = await asyncio.create_subprocess_exec(
+                *self.arguments(str(profile)),
+                stdin=pipe,
+                stdout=pipe,
+                stderr=said,
+                limit=LINE_BYTES,
+                start_new_session=True,
+                cwd=folder.name,  # Podman's monitor leaves a file `oom` there
+            )
         self._reader, self._writer = process.stdout, process.stdin
         self._clock = asyncio.timeout(ENGINE_TIMEOUT_S)
         self._whole = asyncio.ensure_future(self._hold(process, folder))
@@ -266,9 +266,7 @@ class ContainerSession(ServedSession):
         self, process: asyncio.subprocess.Process, folder: tempfile.TemporaryDirectory[str]
     ) -> SandboxResult:
         begun = asyncio.get_running_loop().time()
-        assert process.stderr is not None
         with folder:
-            said = asyncio.ensure_future(_last(process.stderr))
             outcome = Outcome.EXITED
             try:
                 async with self._clock:
@@ -283,15 +281,7 @@ class ContainerSession(ServedSession):
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await gone(process)
-                await asyncio.wait([said], timeout=LAST_WORDS_S)
                 await let_go(process)
-        text = await said
+            text = Path(folder.name, "stderr").read_text(errors="replace")[-STDERR_CHARACTERS:]
         seconds = asyncio.get_running_loop().time() - begun
         return SandboxResult(outcome, process.returncode if outcome is Outcome.EXITED else None, "", text, seconds)
-
-
-async def _last(stream: asyncio.StreamReader) -> str:
-    kept = b""
-    while chunk := await stream.read(STDERR_BYTES):
-        kept = (kept + chunk)[-STDERR_BYTES:]
-    return kept.decode(errors="replace")

@@ -20,7 +20,7 @@ class UsageError(RequestError, ValueError, code="E120"):
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What was asked for on the command line, as plain values that can be kept in a run folder."""
+    """What was asked for, as plain values that can be kept in a run folder."""
 
     targets: tuple[str, ...]
     overrides: tuple[str, ...] = ()

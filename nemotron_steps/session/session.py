@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.errors import ConfigError, RequestError, StepsError
+from nemotron_steps.errors import RequestError, StepsError
 from nemotron_steps.session.run_request import UsageError
 
 if TYPE_CHECKING:
@@ -194,9 +194,8 @@ class Session:
             manifest, config = self.registry.find_step(goal.step_id), goal.config_name
             if config is not None and manifest is not None and len(own) > 1:
                 # Of a list, a file is for the last step, a name for all that have a config of that name.
-                named = config in self._search_path(manifest).names()
-                last = goal is chain.goals[-1] and (is_path(config) or bool(manifest.config_names))
-                config = config if last or named else None
+                for_last = goal is chain.goals[-1] and (is_path(config) or bool(manifest.config_names))
+                config = config if for_last or config in self._search_path(manifest).names() else None
             goals.append(replace(goal, config_name=config, overrides=overrides))
         return replace(chain, goals=tuple(goals))
 
@@ -212,19 +211,12 @@ class Session:
         manifest = self.registry.step(step_id)
         reference = manifest.step.config_schema
         schema = None if reference is None else load_schema(reference)
-        try:
-            found = compose(config_name, overrides, search=self._search_path(manifest), schema=schema)
-        except ConfigError as error:
-            # Written for another tool, with resolvers and defaults of its own: its ports can still be checked.
-            if schema is not None or manifest.step.entry is not None:
-                raise
-            config = StepConfig({}, unread=error.what)
-        else:
-            values, known = found.values, None
-            if schema is not None:
-                bound = frozenset(key for port in manifest.consumes for key in port.bindings)
-                values, known = complete(found, schema, bound), partial(has_key, schema)
-            config = StepConfig(values, found.inputs, known, found.origin, found.variables, job=found.job)
+        found = compose(config_name, overrides, search=self._search_path(manifest), schema=schema)
+        values, known = found.values, None
+        if schema is not None:
+            bound = frozenset(key for port in manifest.consumes for key in port.bindings)
+            values, known = complete(found, schema, bound), partial(has_key, schema)
+        config = StepConfig(values, found.inputs, known, found.origin, found.variables, job=found.job)
         self._composed[key] = config
         return config
 
@@ -281,7 +273,10 @@ class Session:
 
         packs = sorted(self.registry.packs, key=lambda pack: pack.name != manifest.pack)
         configs = {pack.name: pack.configs for pack in packs if pack.configs is not None}
-        return SearchPath(manifest.step.id, tuple(configs.values()), manifest.config_dir)
+        alike = [step for step in self.registry.hidden_steps.values() if step.step.id == manifest.step.id]
+        packs_alike = {self.registry.step(manifest.step.id).pack, *(step.pack for step in alike)} if alike else set()
+        rivals = frozenset(configs[name] for name in packs_alike - {manifest.pack} if name in configs)
+        return SearchPath(manifest.step.id, tuple(configs.values()), manifest.config_dir, rivals)
 
     def _has_key(self, step_id: str, key: str) -> bool:
         """Whether a step's config has a key; not, where the step has no config model."""

@@ -115,9 +115,15 @@ def _refuse_of_vllm(models: Mapping[str, ModelSpec], config: Section) -> None:
             raise each
 
 
-def check_tensors(folder: Path) -> Architecture:
+def check_tensors(folder: Path, architecture: Architecture | None = None) -> Architecture:
     """Refuse a folder whose tensors are not those of its config.json, by the first that is not."""
-    return _check_stored(folder, Architecture.from_folder(folder))
+    architecture = architecture or Architecture.from_folder(folder)
+    stored: dict[str, Stored] = {}
+    for shard in safetensors_shards(folder):
+        for name, entry in read_safetensors_header(shard).items():
+            stored[name] = Stored(entry["dtype"].lower(), tuple(entry["shape"]), entry["dtype"] in _PLAIN)
+    check_stored(stored, architecture, str(folder))
+    return architecture
 
 
 def check_known_tensors(folder: Path) -> Architecture | None:
@@ -128,16 +134,7 @@ def check_known_tensors(folder: Path) -> Architecture | None:
         architecture = Architecture.from_folder(folder)
     except UnsupportedError:
         return None
-    return _check_stored(folder, architecture)
-
-
-def _check_stored(folder: Path, architecture: Architecture) -> Architecture:
-    stored: dict[str, Stored] = {}
-    for shard in safetensors_shards(folder):
-        for name, entry in read_safetensors_header(shard).items():
-            stored[name] = Stored(entry["dtype"].lower(), tuple(entry["shape"]), entry["dtype"] in _PLAIN)
-    check_stored(stored, architecture, str(folder))
-    return architecture
+    return check_tensors(folder, architecture)
 
 
 def check_converted(config: ConvertConfig, inputs: Mapping[str, Artifact | None]) -> None:

@@ -23,8 +23,7 @@ from nemotron_steps.engine.losses.supervised import DpoLoss, NegativeLogLikeliho
 from nemotron_steps.engine.placement.run import open_policy
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.engine.rollouts.evaluation import measure_agreement
-from nemotron_steps.engine.rollouts.judges import GeneratorJudge
-from nemotron_steps.engine.setup.backends import build_generator
+from nemotron_steps.engine.setup.backends import GeneratorJudge, build_generator
 from nemotron_steps.engine.supervised.chat_tokens import SftExample, read_packed
 from nemotron_steps.engine.supervised.training import (
     PreferencePair,

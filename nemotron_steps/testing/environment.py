@@ -140,21 +140,6 @@ def _refused_or_judged(subject: EnvironmentSubject, row: Row, kind: str, whole: 
     subject.verdict(row, subject.right(whole), f"a row {kind} is accepted", _FIELDS)
 
 
-@SUITE.check("right_answers_earn_most", "judging_is_deterministic")
-def unknown_fields_change_nothing(subject: EnvironmentSubject) -> None:
-    """A field that it does not know is left alone."""
-    row = subject.rows[0]
-    more = {**row, "kit_unknown": {"a": [1]}, "": "x"}
-    try:
-        subject.build().check_row(more, "rows:1")
-    except DataError as error:
-        raise told(error, "a row with a field more is refused: ") from error
-    one = subject.verdict(row, subject.right(row), "a right answer")
-    other = subject.verdict(more, subject.right(row), "a row with a field more")
-    if plain(one) != plain(other):
-        raise Unmet("a field that it does not know changes the verdict", found=f"{plain(one)} and {plain(other)}")
-
-
 @SUITE.check("empty_answers_are_judged")
 def right_answers_earn_most(subject: EnvironmentSubject) -> None:
     """The right answer of each row earns more than an answer without content."""

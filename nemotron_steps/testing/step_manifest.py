@@ -54,7 +54,7 @@ def manifest_is_complete(step: StepSubject) -> None:
 
 @SUITE.check("manifest_loads")
 def id_is_its_own(step: StepSubject) -> None:
-    """No other pack has a step of this id, so that the plain id means this one everywhere, or one of its aliases."""
+    """No other pack has a step of this id, so that the plain id means this one everywhere."""
     manifest = step.manifest
     plain = manifest.step.id
     others = [each for each in step.registry.hidden_steps.values() if each.step.id == plain]
@@ -62,10 +62,6 @@ def id_is_its_own(step: StepSubject) -> None:
         packs = sorted({step.registry.steps[plain].pack, *(other.pack for other in others)} - {manifest.pack})
         where, hint = manifest.where("step", "id"), f'id = "{manifest.pack}/{plain.rpartition("/")[2]}"'
         raise Unmet(f"the packs {', '.join(packs)} have a step '{plain}' too", where=where, hint=hint)
-    for other in step.registry.steps.values():
-        for alias in sorted({*manifest.step.aliases} & {*other.step.aliases}) if other.step.id != plain else ():
-            where, own = manifest.where("step", "aliases"), [a for a in manifest.step.aliases if a != alias]
-            raise Unmet(f"{other.id} has the alias '{alias}' too", where=where, hint=f"aliases = {json.dumps(own)}")
 
 
 @SUITE.check("manifest_loads")

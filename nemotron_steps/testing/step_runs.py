@@ -61,14 +61,6 @@ def says_what_it_did(step: StepSubject) -> None:
 
 
 @SUITE.check("outputs_validate")
-def is_quick(step: StepSubject) -> None:
-    """The tiny config is done within the seconds that the kit allows."""
-    seconds, hint = _own_result(step, step.first)["seconds"], "give it a config `tiny`, or seconds=…"
-    if seconds > step.seconds:
-        raise Unmet(f"the step takes {seconds:.1f} s, of {step.seconds:.1f} s", hint=hint)
-
-
-@SUITE.check("outputs_validate")
 def a_second_run_is_cached(step: StepSubject) -> None:
     """The same command again does nothing and says so."""
     again = step.first.error(1)

@@ -10,11 +10,10 @@ from nemotron_steps.engine.batching import (
     fixed_micro_batches,
     pad_rows,
     round_up,
-    split_batch,
     token_budget_micro_batches,
 )
-from nemotron_steps.errors import ConfigError, EngineError
-from tests.engine.engine_samples import random_batch, rollout
+from nemotron_steps.errors import EngineError
+from tests.engine.engine_samples import rollout
 
 
 def test_rollouts_are_padded_right_and_to_a_multiple() -> None:
@@ -26,15 +25,6 @@ def test_rollouts_are_padded_right_and_to_a_multiple() -> None:
     assert not batch.advantages.any() and batch.routed_experts is None
     assert batch.token_mask.tolist() == [[0, 0, 1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1, 0, 0]]
     assert batch.generation_logprobs[1].tolist() == pytest.approx([0, 0] + [-0.51] * 4 + [0, 0])
-
-
-def test_splitting_gives_consecutive_global_batches_or_refuses() -> None:
-    batch, _ = random_batch(rows=6)
-    parts = list(split_batch(batch, 2))
-    assert torch.equal(torch.cat([p.input_ids for p in parts]), batch.input_ids)
-    with pytest.raises(ConfigError, match="6 rollouts") as caught:
-        list(split_batch(batch, 4))
-    assert caught.value.hints == ("policy.train_global_batch_size=6",)
 
 
 @pytest.mark.parametrize(

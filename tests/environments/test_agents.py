@@ -8,7 +8,7 @@ import pytest
 from nemotron_steps.environments.base import Response, Session, ToolCall
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.registry import misspelt, resolve
-from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, UnsupportedError
+from nemotron_steps.errors import ConfigError, DataError, UnknownNameError
 from nemotron_steps.steps.data_prep.rl_prep import EnvironmentChecks
 
 SINGLE = "single_step_tool_use_with_argument_comparison"
@@ -132,9 +132,10 @@ def test_agents_can_be_added() -> None:
 
 @pytest.mark.parametrize("agent", ["swe_agents_train", "swe_agents_val"])
 def test_an_agent_that_needs_a_server_says_so_until_it_has_one(agent: str) -> None:
-    with pytest.raises(UnsupportedError, match="agent server") as caught:
+    with pytest.raises(ConfigError, match="url: Field required") as caught:
         EnvironmentSet({}, {}).route(row(agent), "f:1")
-    assert f"{agent}.url=" in caught.value.hints[0]
+    assert "env.nemo_gym.environments.remote_agent.url=VALUE" in caught.value.hints
+    assert EnvironmentSet({agent: {"environment": "swe_agent"}}, {}).route(row(agent), "f:1").name == "swe_agent"
     options = {agent: {"environment": "remote_agent", "url": "http://127.0.0.1:1"}}
     assert EnvironmentSet(options, {}).route(row(agent), "f:1").name == "remote_agent"
 

@@ -58,9 +58,9 @@ def test_rewards_are_weighted_and_none_has_no_say() -> None:
     ("function", "told"),
     [
         ("too_few", "gave 1 rewards for 2 completions"),
-        ("a_text", "gave 'good': a reward must be a number or None"),
+        ("a_text", "gave 'good': a reward must be a finite float32 or None"),
         ("without_a_score", "gave a dict without 'score': it has 'acc', 'pred'"),
-        ("a_nested_score", "gave {'acc': 1.0}: a reward must be a number or None"),
+        ("a_nested_score", "gave {'acc': 1.0}: a reward must be a finite float32 or None"),
         ("not_a_number", "reward_functions.py:not_a_number gave nan: a reward must be a finite float32 or None"),
         ("raises", "no such key: gold"),
     ],

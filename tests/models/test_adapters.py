@@ -22,7 +22,7 @@ from nemotron_steps.models.adapters import (
 )
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
-from nemotron_steps.models.mapping import hf_names, megatron_shape, split
+from nemotron_steps.models.mapping import hf_shapes, megatron_shape, split
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps import convert
 from nemotron_steps.steps.preflight import refuse_violations
@@ -63,7 +63,7 @@ def adapter(base, tmp_path):
         for name, rows in split(pair.linear_out, torch.randn(megatron_shape(pair.linear_out)), architecture):
             tensors |= {name: rows, name.replace("lora_B", "lora_A"): linear_in}
     origin = {"base": str(base), "digest": "sha256:1"}
-    save_adapter(tmp_path / "adapter", tensors.items(), config=config, every=hf_names(architecture), **origin)
+    save_adapter(tmp_path / "adapter", tensors.items(), config=config, every=set(hf_shapes(architecture)), **origin)
     return tmp_path / "adapter"
 
 

@@ -11,8 +11,7 @@ import torch
 
 from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.errors import ArtifactError, UnsupportedError
-from nemotron_steps.models.architecture import Architecture, facts_of, hf_folder, read_config
-from nemotron_steps.models.rope import inverse_frequencies
+from nemotron_steps.models.architecture import Architecture, facts_of, hf_folder, inverse_frequencies, read_config
 from tests.models.checkpoints import SIZES
 from tests.models.defaults import REQUIRED
 
@@ -214,7 +213,6 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         {**YARN, "truncate": False},
         {**YARN, "original_max_position_embeddings": 4096, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False},
         {**YARN, "attention_factor": 1.25},
-        {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3},
         # Past half of the head's size even the slowest pair turns often: the ramp ends behind the last of them.
         {**YARN, "original_max_position_embeddings": 2**20},
     ],
@@ -230,3 +228,11 @@ def test_scaled_frequencies_are_those_of_transformers(scaling: dict[str, Any]) -
     expected, expected_factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, torch.device("cpu"))
     torch.testing.assert_close(frequencies, expected, rtol=1e-6, atol=0)
     assert factor == pytest.approx(expected_factor, rel=1e-6)
+
+
+def test_two_descriptions_of_positions_are_one_or_are_refused() -> None:
+    linear = {"rope_type": "linear", "factor": 2.0}
+    both = read(rope_parameters={**linear, "rope_theta": 5e5}, rope_scaling={"type": "linear", "factor": 2.0})
+    assert both.rope_scaling is not None and both.rope_scaling.factor == 2.0 and both.rope_theta == 5e5
+    for stated in (linear, {"rope_type": "default", "rope_theta": 5e5}):
+        assert "different positions" in refusal(rope_parameters=stated, rope_scaling={**linear, "factor": 4.0}).what

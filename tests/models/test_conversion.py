@@ -18,7 +18,7 @@ from nemotron_steps.models.distributed_checkpoint import read_metadata
 from nemotron_steps.models.huggingface import WeightReader, load_hf_weights, save_hf_checkpoint
 from nemotron_steps.models.mapping import (
     EXACT,
-    hf_names,
+    hf_shapes,
     parameters,
     to_megatron,
 )
@@ -48,7 +48,7 @@ def test_round_trip_through_folders_is_bit_exact(checkpoint, tmp_path):
 def test_weights_that_are_no_numbers_are_refused_by_name(checkpoint, tmp_path, value):
     convert_hf_to_megatron(checkpoint, tmp_path / "whole")
     weights = load_hf_weights(checkpoint)
-    name = sorted(hf_names(Architecture.from_folder(checkpoint)))[-1]
+    name = sorted(hf_shapes(Architecture.from_folder(checkpoint)))[-1]
     weights[name].view(-1)[3] = value
     save_hf_checkpoint(tmp_path / "broken", weights.items(), checkpoint)
     with pytest.raises(ArtifactError, match=re.escape(name)) as caught:

@@ -107,12 +107,12 @@ def test_ranks_on_cpu_hold_whole_copies_of_the_model() -> None:
         "policy": {"train_global_batch_size": 64, "megatron_cfg": {"enabled": True, "tensor_model_parallel_size": 2}},
         "cluster": {"backend": "ray", "policy_workers": 3},
     }
-    assert found(values) == [("E310", "3", ("cluster.policy_workers=4",))]
+    assert found(values) == [("E310", "3 ranks", ("cluster.policy_workers=4",))]
     values["cluster"]["policy_workers"] = 4
     assert found(values) == []
     del values["cluster"]["policy_workers"]
     ((code, ranks, hints),) = found(values)
-    assert (code, ranks) == ("E310", "1")
+    assert (code, ranks) == ("E310", "1 rank")
     assert "cluster.policy_workers=2" in hints and all(found(pasted(values, hint)) == [] for hint in hints)
 
 

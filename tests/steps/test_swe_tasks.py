@@ -15,7 +15,7 @@ from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps.data_prep import sft_prep, swe_tasks
 from nemotron_steps.steps.data_prep.blends.splits import PROMPT_FILES
 from nemotron_steps.steps.data_prep.swe.demonstrations import solving_steps
-from nemotron_steps.steps.data_prep.swe.mutations import mutations_of
+from nemotron_steps.steps.data_prep.swe.packages import mutations_of
 
 UNITTEST = "PYTHONPATH=src:. python -S -m unittest -v {tests}"
 

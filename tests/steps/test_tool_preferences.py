@@ -16,12 +16,7 @@ from nemotron_steps.environments.tools.single_step_tool_use import SingleStepToo
 from nemotron_steps.errors import DataError
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps.data_prep import tool_preference_prep
-from nemotron_steps.steps.data_prep.hallucinations import (
-    calls_of,
-    properties_of,
-    tools_of,
-)
-from nemotron_steps.steps.data_prep.tool_preference_prep import tool_rows
+from nemotron_steps.steps.data_prep.tool_preference_prep import calls_of, properties_of, tool_rows, tools_of
 
 TASKS = {"tool_tasks": {"offered": 2, "unanswerable_share": 0.25}}
 

@@ -45,10 +45,6 @@ BROKEN: dict[str, tuple[Change, ...]] = {
     "a_wrong_field_is_told": swap(
         'if not isinstance(row["expected_answer"], str) or not row["expected_answer"]:', "if False:"
     ),
-    "unknown_fields_change_nothing": swap(
-        "    def check_values(self, row):\n",
-        "    def check_values(self, row):\n        if len(row) > 3:\n            raise RowError('a', 'b', 'c')\n",
-    ),
     "right_answers_earn_most": swap("full: float = 1.0", "full: float = 0.0"),
     "worthless_answers_earn_nothing": swap("right = text ==", "right = '\"reward\": 1.0' in text or text =="),
     "the_answer_in_thinking_earns_nothing": swap(

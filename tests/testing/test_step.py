@@ -64,7 +64,6 @@ RUN: dict[str, tuple[Change, ...]] = {
     "runs": at_end("    raise KeyError('x')\n"),
     "outputs_validate": swap('file.write(json.dumps({"text"', 'file.write("}" + json.dumps({"text"'),
     "says_what_it_did": at_end("    return\n"),
-    "is_quick": at_end("    import time\n    time.sleep(1.2)\n"),
     "a_second_run_is_cached": swap("    count: PositiveInt = 3", AT + "    count: PositiveInt = 3"),
     "same_seed_same_outputs": swap('{"text": words', '{"hash": hash("a"), "text": words'),
     "resumes_after_a_kill": swap("    rows = []\n", BEGUN_ONCE),
@@ -131,8 +130,7 @@ def test_a_broken_manifest_fails_the_check_that_is_about_it(package: Callable[..
 def test_a_broken_function_fails_the_check_that_is_about_it(package: Callable[..., Path], tmp_path: Path, check: str):
     package(STEP, RUN[check])
     names = [name for name in SUITE.checks if name not in MANIFEST.checks and (name == check or name not in SLOW)]
-    options = {"seconds": 1.0} if check == "is_quick" else {}
-    assert failed(examined(tmp_path / "kit", **options), names) == [check]
+    assert failed(examined(tmp_path / "kit"), names) == [check]
 
 
 BENIGN = {

@@ -160,6 +160,12 @@ class RlPrepConfig(DataPrepConfig):
     layout: Literal["files", "tree"] = "files"
     """files: train-split.jsonl, val-split.jsonl, heldout.jsonl. tree: {train,val,test}/data.jsonl and manifest.json."""
 
+    def _broken_rules(self) -> Iterator[Rule]:
+        yield from super()._broken_rules()
+        if self.reasoning_gym is not None and self.prompt_length is not None:
+            what = "prompt_length leaves out prompts of the user's own: made-up ones are as long as their options say"
+            yield Rule("prompt_length", what, "prompt_length=null")
+
 
 class AnswerStyle(Section):
     """One way of writing an answer down."""

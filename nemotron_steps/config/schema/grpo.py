@@ -153,6 +153,16 @@ class GrpoConfig(Section):
         return values
 
     def _broken_rules(self) -> Iterator[Rule]:
+        low, high = self.advantage_clip_low, self.advantage_clip_high
+        if low is not None and high is not None and low > high:
+            what = f"grpo.advantage_clip_low={low} is above grpo.advantage_clip_high={high}"
+            yield Rule("advantage_clip_low", what, "advantage_clip_low=null advantage_clip_high=null")
+        scaling = self.reward_scaling
+        scaled = scaling.enabled and (scaling.target_min, scaling.target_max) != (0, 1)
+        if self.epsilon_filtering.enabled and scaled:
+            what = "grpo.epsilon_filtering looks for groups near 0 or 1, and grpo.reward_scaling maps rewards elsewhere"
+            fix = "reward_scaling.target_min=0 reward_scaling.target_max=1"
+            yield Rule("epsilon_filtering.enabled", what, fix)
         if self.val_start_at > 0 and self.val_period <= 0:
             what = f"grpo.val_start_at={self.val_start_at} needs validations, and grpo.val_period={self.val_period}"
             yield Rule("val_start_at", what, "val_start_at=-1")
@@ -257,6 +267,9 @@ class LossFnConfig(Section):
             if usual is not None and bound is None:
                 what = f"loss_fn.{key}_type={kind} needs a bound, {key}_{name}"
                 yield Rule(f"{key}_type", what, f"{key}_{name}={usual:g}")
+        if upper is not None and lower is not None and lower > upper:
+            what = f"loss_fn.{key}_ratio_min={lower} is above {key}_ratio={upper}"
+            yield Rule(f"{key}_ratio_min", what, f"{key}_ratio_min=null")
 
     @property
     def reads_prev_logprobs(self) -> bool:

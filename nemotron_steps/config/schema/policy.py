@@ -99,6 +99,9 @@ class OptimizerConfig(Section):
     """That share; without optimizer_cpu_offload nothing is offloaded."""
 
     def _broken_rules(self) -> Iterator[Rule]:
+        if self.lr * self.weight_decay > 0.01:
+            what = f"lr x weight_decay = {self.lr * self.weight_decay:g} of every weight is lost in every step"
+            yield Rule("weight_decay", what, "weight_decay=0.01")
         # Half of bfloat16's spacing is up to 2^-8 of a number: a smaller decay would be rounded away at every step.
         if self.exp_avg_sq_dtype != "float32" and self.adam_beta2 > 1 - 2**-8:
             what = f"exp_avg_sq_dtype=bfloat16 needs adam_beta2 <= 0.996, not {self.adam_beta2}: less decay rounds to 0"

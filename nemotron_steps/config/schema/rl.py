@@ -239,6 +239,10 @@ class RlConfig(RewardedConfig):
                 "were of the newest, unless loss_fn.use_importance_sampling_correction weighs them"
             )
             yield Rule("loss_fn.force_on_policy_ratio", what, "loss_fn.force_on_policy_ratio=false")
+        if self.grpo.adv_estimator.name == "gdpo" and self.reward_penalties.any_enabled:
+            what = "reward_penalties take a rollout's reward, but not the components of grpo.adv_estimator.name=gdpo"
+            fix = "grpo.adv_estimator.name=grpo grpo.adv_estimator.components=[]"
+            yield Rule("grpo.adv_estimator.name", what, fix)
         if self.policy.generation.temperature == 0:
             key = "policy.generation.temperature"
             yield Rule(key, f"{key}=0 samples the same answer every time: a group learns nothing", f"{key}=1")
@@ -253,6 +257,9 @@ class RlConfig(RewardedConfig):
         elif rollouts % batch:
             yield Rule(key, f"grpo.{product} is not a multiple of {key} = {batch}", f"{key}={rollouts}")
         longest = max(self.policy.max_total_sequence_length, self.policy.max_total_sequence_length_end or 0)
+        key, answer = "policy.generation.max_new_tokens", self.policy.generation.max_new_tokens
+        if answer > longest and answer != 512:  # as it is by default
+            yield Rule(key, f"{key}={answer} is never reached: sequences end at {longest} tokens", f"{key}={longest}")
         for section in ("sequence_packing", "dynamic_batching"):
             settings = getattr(self.policy, section)
             rounding = settings.sequence_length_round if self.policy.dtensor_cfg.enabled else 1

@@ -9,7 +9,7 @@ from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section
 from nemotron_steps.config.schema.data_prep import JsonlSource, SplitRows, broken_source_rules
 
 Hallucination = Literal["unknown_tool", "unknown_argument", "missing_argument", "made_up_value", "needless_call"]
-"""What is wrong with a rejected answer: nemotron_steps/steps/data_prep/hallucinations.py."""
+"""What is wrong with a rejected answer: nemotron_steps/steps/data_prep/tool_preference_prep.py."""
 
 
 class ToolTasksSource(Section):

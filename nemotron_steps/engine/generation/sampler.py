@@ -1,8 +1,4 @@
-"""Lets many coroutines share one Generator.
-
-Rollouts are coroutines (an agent samples, calls a tool, samples again); a Generator is a batch machine. The
-sampler stands between: it queues requests and steps the generator from one pump task while anyone is waiting.
-"""
+"""Lets many coroutines share one Generator: requests are queued, and one task steps it while anyone is waiting."""
 
 from __future__ import annotations
 

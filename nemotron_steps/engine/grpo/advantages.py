@@ -199,10 +199,3 @@ def _over_tokens(advantages: torch.Tensor, mask: torch.Tensor, kl_penalty: torch
     """[N] -> [N, T]: each rollout's advantage at all of its tokens, less the token's own penalty."""
     tokens = advantages.unsqueeze(-1).expand(mask.shape)
     return tokens if kl_penalty is None else tokens - kl_penalty.double()
-
-
-def clip_advantages(advantages: torch.Tensor, low: float | None, high: float | None) -> torch.Tensor:
-    """Clamp to [low, high]; None leaves that side open (`grpo.advantage_clip_low`, `advantage_clip_high`)."""
-    if low is None and high is None:
-        return advantages
-    return advantages.clamp(min=low, max=high)

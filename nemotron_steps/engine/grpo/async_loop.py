@@ -14,7 +14,6 @@ from nemotron_steps.engine.grpo import loop
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, GroupBuffer, max_policy_lag
 from nemotron_steps.engine.grpo.filters import (
     Judged,
-    failures_of,
     has_no_verdict,
     has_signal,
     is_ungraded,
@@ -70,7 +69,6 @@ class _AsyncLoop:
                     break
                 record.metrics["async/policy_lag_max"] = float(max_policy_lag(groups, run.step))
                 judged, self.judged = self.judged, Judged()
-                record.untrained = judged.untrained
                 if self.grpo.use_dynamic_sampling:  # the surplus is kept
                     record.metrics.update(judged.metrics(judged.offered / self.grpo.num_prompts_per_step, 0))
                 await self._beside_generation(loop.train_on, run, groups, record)
@@ -199,7 +197,6 @@ class _AsyncLoop:
             (group,) = self.tasks.pop(group_id).result()
             if is_ungraded(group) or has_no_verdict(group):
                 self.judged.ungraded += is_ungraded(group)
-                self.judged.untrained += failures_of(group)
                 (self.buffer.withdraw if is_ungraded(group) else self.buffer.discard)(group_id, "ungraded")
                 continue
             self.buffer.complete(group)
@@ -207,7 +204,6 @@ class _AsyncLoop:
             if self.grpo.use_dynamic_sampling and not has_signal(group, self.grpo):
                 self.buffer.discard(group_id, "no_signal")
                 self.judged.without_signal += 1
-                self.judged.untrained += failures_of(group)
         for position in self.buffer.dropped[self.reported_drops :]:
             prompt = self.run.prompts.at(position)
             self.run.reporter.event("prompt_dropped", position=position, where=prompt.where, failures=MAX_FAILURES)

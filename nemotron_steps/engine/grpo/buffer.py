@@ -56,7 +56,8 @@ class Ticket:
     @classmethod
     def restored(cls, saved: Sequence[int]) -> Ticket:
         """The inverse of `saved`."""
-        return cls(*saved[:3], issued_at=0.0, target_step=saved[3])
+        position, attempt, version, target_step = saved
+        return cls(position, attempt, version, 0.0, target_step)
 
 
 class GroupBuffer:

@@ -138,11 +138,13 @@ class FailureWatch:
             del self._together[number]
 
     def metrics(self) -> dict[str, float]:
-        """`failures/<environment>/<class>`: the share of the environment's rollouts since it was last asked."""
-        shares = {
-            f"failures/{environment}/{failure}": count / self._judged[environment]
-            for (environment, failure), count in sorted(self._failed.items())
-        }
+        """Of all rollouts since it was last asked: `failure_rate` and `failures/<class>`, and of an environment's
+        `failures/<environment>/<class>`."""
+        total = self._judged.total()
+        shares = {"failure_rate": self._failed.total() / total} if total else {}
+        for (environment, failure), count in sorted(self._failed.items()):
+            shares[f"failures/{failure}"] = shares.get(f"failures/{failure}", 0.0) + count / total
+            shares[f"failures/{environment}/{failure}"] = count / self._judged[environment]
         self._failed.clear()
         self._judged.clear()
         return shares
@@ -205,8 +207,6 @@ class Judged:
     without_signal: int = 0
     ungraded: int = 0
     """Groups with too few verdicts to tell; not among those offered."""
-    untrained: list[str | None] = field(default_factory=list)
-    """Failure class, or None, of each rollout that is left out."""
 
     def metrics(self, batches: float, surplus: int) -> dict[str, float]:
         """Generation batches used, the share of graded groups that had no signal, groups with one that are too many,
@@ -249,7 +249,6 @@ class DynamicSampler(Judged):
                 self.kept.append(group)
             else:
                 self.without_signal += position not in again
-                self.untrained += failures_of(group)
         if not self.complete and self.offered >= self.limit:
             raise too_few_groups(len(self.kept), self.offered, self.config)
         return again
@@ -258,16 +257,13 @@ class DynamicSampler(Judged):
         """The step's groups, in the order they were generated."""
         needed = self.config.num_prompts_per_step
         taken, self.kept = self.kept[:needed], self.kept[needed:]
-        for group in self.kept:
-            self.untrained += failures_of(group)
         return taken
 
 
 def too_few_groups(kept: int, offered: int, config: GrpoConfig) -> EngineError:
     """What to say when `grpo.dynamic_sampling_max_gen_batches` batches did not fill a step."""
     needed, batches = config.num_prompts_per_step, config.dynamic_sampling_max_gen_batches
-    needs = -(-needed * batches // kept) if kept else 0
-    some = (f"grpo.dynamic_sampling_max_gen_batches={needs + 1}", "grpo.use_dynamic_sampling=false")
+    some = (f"grpo.dynamic_sampling_max_gen_batches={2 * batches}", "grpo.use_dynamic_sampling=false")
     return EngineError(
         f"dynamic sampling found {kept} groups with differing rewards in {batches} batches",
         where="grpo.use_dynamic_sampling",

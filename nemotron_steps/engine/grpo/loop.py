@@ -11,19 +11,18 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.engine.batching import split_batch
+from nemotron_steps.engine.batching import select_rows
 from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, GroupBuffer, encode_groups
 from nemotron_steps.engine.grpo.filters import (
     DynamicSampler,
     FailureWatch,
-    failures_of,
     has_no_verdict,
     is_ungraded,
     more_signal,
@@ -42,12 +41,18 @@ from nemotron_steps.engine.reporting import PhaseTimer, Reporter, first_and_last
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream
 from nemotron_steps.engine.rollouts.evaluation import EvaluationResult, before_and_after, summarize
-from nemotron_steps.engine.rollouts.judges import StepwiseJudge
 from nemotron_steps.engine.schedules import sequence_length
 from nemotron_steps.engine.signals import Signal, SignalMonitor
 from nemotron_steps.engine.types import Generator, Policy, RolloutGroup
 from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES
 from nemotron_steps.errors import DataError, EngineError
+
+
+class StepwiseJudge(Protocol):
+    """A judge whose random streams follow the training step."""
+
+    def start_step(self, step: str) -> None:
+        """Name the training step that the following questions belong to."""
 
 
 @dataclass
@@ -99,8 +104,6 @@ class StepRecord:
     timer: PhaseTimer = field(default_factory=PhaseTimer)
     metrics: dict[str, float] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
-    untrained: list[str | None] = field(default_factory=list)
-    """Of each rollout that was judged for the step and is not trained: why it has no reward, or None."""
     stopped_by: Signal | None = None
     """The first signal holding after the step that `signals.stop_on` names."""
     retries: Counter[int] = field(default_factory=Counter)
@@ -209,7 +212,6 @@ async def sample_step(run: GrpoRun, prompts: list[PromptRow], record: StepRecord
             raise prompts_used_up(run, len(sampler.kept), sampler.offered)
     taken = sampler.take()  # the surplus is dropped: docs/decisions/dynamic-sampling-surplus.md
     record.metrics.update(sampler.metrics(sampler.batches, len(sampler.kept)))
-    record.untrained = sampler.untrained
     return taken
 
 
@@ -223,10 +225,8 @@ async def _sample_prompts(run: GrpoRun, prompts: list[PromptRow], record: StepRe
         if newest:
             ids = [f"{run.step}.{attempt}/{i}" for i in newest]
             for i, group in zip(newest, await sample_groups(run, [prompts[i] for i in newest], ids), strict=True):
-                record.untrained += failures_of(groups[i])
                 groups[i] = group
         elif all(map(has_no_verdict, groups)) and (prompts := next(more, [])):
-            record.untrained += [failure for group in groups for failure in failures_of(group)]
             groups = await sample_groups(run, prompts, _ids(f"{run.step}.{attempt}", prompts))
             newest = range(len(prompts))
         else:
@@ -308,7 +308,6 @@ def train_on(run: GrpoRun, groups: Sequence[RolloutGroup], record: StepRecord) -
             total_steps=run.total_steps,
             max_response_length=config.policy.generation.max_new_tokens,
             length_multiple=config.policy.make_sequence_length_divisible_by,
-            untrained=record.untrained,
         )
     with record.timer.phase("logprobs"):
         if needs_prev_logprobs(config.grpo, config.loss_fn):
@@ -324,7 +323,9 @@ def train_on(run: GrpoRun, groups: Sequence[RolloutGroup], record: StepRecord) -
         batch, metrics = finish_batch(prepared, config.grpo, config.loss_fn, config.env.nemo_gym, truncated=truncated)
         record.metrics.update(metrics if run.distillation is None else run.distillation.own_metrics(metrics))
     with record.timer.phase("train"):
-        updates = [run.policy.train_step(part) for part in split_batch(batch, config.policy.train_global_batch_size)]
+        size = config.policy.train_global_batch_size  # which divides a step's rollouts: config/layout/constraints.py
+        parts = [range(start, start + size) for start in range(0, len(batch), size)]
+        updates = [run.policy.train_step(select_rows(batch, part)) for part in parts]
     record.metrics.update(combine_updates(updates))
     tokens = int(batch.lengths.sum())
     record.metrics["tokens/trained_per_s"] = tokens / max(record.timer.seconds["train"], 1e-9)

@@ -65,7 +65,7 @@ def shape_rewards(
 
 
 class Violation(StrEnum):
-    """A format rule a turn may break. Of a turn that breaks several, the first one here decides."""
+    """A format rule a turn may break; of several the first one decides."""
 
     INVALID_TOOL_CALL = "invalid_tool_call"
     """A tool-call marker is left in the answer's text, or a call's JSON does not parse."""

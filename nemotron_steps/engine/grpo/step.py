@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nemotron_steps.engine.batching import pad_rows
-from nemotron_steps.engine.grpo.advantages import ESTIMATORS, GradedRewards, clip_advantages, group_statistics
+from nemotron_steps.engine.grpo.advantages import ESTIMATORS, GradedRewards, group_statistics
 from nemotron_steps.engine.grpo.filters import epsilon_filter
 from nemotron_steps.engine.grpo.rewards import (
     LOW_EFFORT_KEY,
@@ -75,7 +75,6 @@ def prepare_batch(
     total_steps: int,
     max_response_length: int,
     length_multiple: int = 1,
-    untrained: Sequence[str | None] = (),
 ) -> PreparedBatch:
     """Everything up to the logprobs, of step `step` (0-based), which trains the weights of that version. The batch has
     P x G rows: placeholders and failed rollouts have sample mask 0 and no part in any baseline."""
@@ -97,7 +96,7 @@ def prepare_batch(
 
     of_group = slice(None, None, config.num_generations_per_prompt)
     metrics = {
-        **rollout_metrics(rollouts, raw, untrained, step),
+        **rollout_metrics(rollouts, raw, step),
         "groups/count": float(len(groups)),
         "groups/zero_std_share": float((statistics.group_std[of_group] == 0).double().mean()),
         "groups/incomparable_share": float((statistics.valid_count[of_group] < 2).double().mean()),
@@ -180,7 +179,8 @@ def finish_batch(
     broken = penalize_turns(prepared.rollouts, treated, advantages, batch.token_mask, patterns=patterns, tags=tags)
     metrics |= {f"violations/{kind.value}": broken[kind] / len(batch) for kind in treated}
 
-    clipped = clip_advantages(advantages, config.advantage_clip_low, config.advantage_clip_high)
+    low, high = config.advantage_clip_low, config.advantage_clip_high
+    clipped = advantages if low is None and high is None else advantages.clamp(min=low, max=high)
     mask = loss_mask(batch.token_mask, batch.sample_mask)
     batch.advantages = torch.where(mask > 0, clipped, torch.zeros_like(clipped)).float()
     metrics.update(_advantage_metrics(advantages, clipped, mask))
@@ -271,12 +271,9 @@ class Distillation:
         return {name: value for name, value in metrics.items() if not name.startswith(left_out)}
 
 
-def rollout_metrics(
-    rollouts: Sequence[Rollout], rewards: torch.Tensor, untrained: Sequence[str | None], version: int
-) -> dict[str, float]:
-    """What a step's rollouts say before training: rewards and their components per environment, truncation, failures as
-    shares of all rollouts, lengths, penalties, and the lag behind `version` of sampled tokens. `untrained`: see
-    StepRecord."""
+def rollout_metrics(rollouts: Sequence[Rollout], rewards: torch.Tensor, version: int) -> dict[str, float]:
+    """What a step's rollouts say before training: rewards and their components per environment, truncation, lengths,
+    penalties, and the lag behind `version` of sampled tokens. Failures: see FailureWatch."""
     metrics: dict[str, float] = {}
     of_environment: dict[str, list[Rollout]] = defaultdict(list)
     graded: dict[str, list[float]] = defaultdict(list)
@@ -298,10 +295,6 @@ def rollout_metrics(
 
     sampled = [r for r in rollouts if r.weight_versions]
     metrics["truncation_rate"] = fmean([float(r.truncated) for r in sampled]) if sampled else 0.0
-    outcomes = [*(r.failure for r in rollouts), *untrained]
-    failures = Counter(failure for failure in outcomes if failure is not None)
-    metrics["failure_rate"] = failures.total() / len(outcomes)
-    metrics |= {f"failures/{name}": count / len(outcomes) for name, count in sorted(failures.items())}
     if sampled:
         lengths = [float(sum(r.token_mask)) for r in sampled]
         metrics["response_length/mean"], metrics["response_length/max"] = fmean(lengths), max(lengths)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nemotron_steps.engine.kernels.compiler import library
-from nemotron_steps.engine.kernels.linear import linear_forward, outer_product
+from nemotron_steps.engine.kernels.fused import linear_forward, outer_product
 
 
 def runs_natively(states: Tensor) -> bool:

@@ -34,7 +34,7 @@ _LOG2_E = math.log2(math.e)
 @triton.jit
 def _attend(
     result, total, largest, queries, query_at, key, value, keys_from, first, end, kv_head, scale,
-    CAUSAL: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
     """Go on with an online softmax over the keys first to end - 1, counted from `keys_from`."""
     column = tl.arange(0, WIDTH)
@@ -61,7 +61,7 @@ def _attend(
 @triton.jit(do_not_specialize=["tokens"])
 def _forward(
     query, key, value, out, lse, rows, tokens, scale,
-    KV_HEADS: tl.constexpr, SHARE: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    KV_HEADS: tl.constexpr, SHARE: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
     """One program: QUERIES queries of one row and head."""
     head, fields = tl.program_id(0), rows + tl.program_id(2) * 6
@@ -97,7 +97,7 @@ def _forward(
 @triton.jit
 def _query_gradient(
     result, queries, grads, log_total, along, query_at, key, value, keys_from, first, end, kv_head, scale,
-    CAUSAL: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
     """Add what comes through the keys first to end - 1, counted from `keys_from`; without the scale."""
     column = tl.arange(0, WIDTH)
@@ -120,7 +120,7 @@ def _query_gradient(
 @triton.jit(do_not_specialize=["tokens"])
 def _backward_for_queries(
     query, key, value, out, lse, grad, grad_query, products, rows, tokens, scale, factor,
-    KV_HEADS: tl.constexpr, SHARE: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    KV_HEADS: tl.constexpr, SHARE: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
     """As `_forward`; products [H, T] get each output's product with its gradient."""
     head, fields = tl.program_id(0), rows + tl.program_id(2) * 6
@@ -159,7 +159,7 @@ def _backward_for_queries(
 @triton.jit
 def _key_gradients(
     for_keys, for_values, keys, values, key_at, query, grad, lse, products, tokens, queries_from, first, end, head,
-    scale, CAUSAL: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr,
+    scale, CAUSAL: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr
 ):  # fmt: skip
     """Add what comes from the queries first to end - 1, counted from `queries_from`; for keys without the scale."""
     column = tl.arange(0, WIDTH)
@@ -186,7 +186,7 @@ def _key_gradients(
 @triton.jit(do_not_specialize=["tokens"])
 def _backward_for_keys(
     query, key, value, lse, grad, products, grad_key, grad_value, rows, tokens, scale, factor,
-    KV_HEADS: tl.constexpr, SHARE: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    KV_HEADS: tl.constexpr, SHARE: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
     """One program: KEYS keys of one row and key-value head, and the queries of the row and its followers."""
     kv_head, fields = tl.program_id(0), rows + tl.program_id(2) * 6

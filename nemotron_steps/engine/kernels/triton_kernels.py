@@ -62,7 +62,7 @@ _MOST_GROUPS = 2
 def _heads_forward(
     mixed, scale, cos_sin, query, key, value, inverse_rms, tokens, eps,
     GROUPS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
-    EACH: tl.constexpr,
+    EACH: tl.constexpr
 ):  # fmt: skip
     """One program: BLOCK tokens of one head slot (HEADS queries, then the key, then the value) of EACH groups."""
     token = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
@@ -105,7 +105,7 @@ def _heads_forward(
 def _heads_backward(
     mixed, scale, cos_sin, inverse_rms, grad_query, grad_key, grad_value, grad_mixed, grad_scale, tokens,
     GROUPS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
-    EACH: tl.constexpr,
+    EACH: tl.constexpr
 ):  # fmt: skip
     """As `_heads_forward`; grad_scale [programs, HEADS + 1, 2 · HALF] gets each program's share."""
     token = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
@@ -156,75 +156,6 @@ def _heads_backward(
             to = grad_scale + (program * (HEADS + 1) + slot) * width + half
             tl.store(to, sum_left)
             tl.store(to + HALF, sum_right)
-
-
-@triton.jit
-def _add_norm_forward(states, added, weight, total, normed, inverse_rms, width, eps, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < width
-    at = row * width + column
-    kind = total.dtype.element_ty
-    values = tl.load(states + at, mask=inside, other=0.0).to(tl.float32)
-    values = (values + tl.load(added + at, mask=inside, other=0.0).to(tl.float32)).to(kind)
-    tl.store(total + at, values, mask=inside)
-    values = values.to(tl.float32)
-    inverse = 1.0 / tl.sqrt(tl.sum(values * values, 0) / width + eps)
-    tl.store(inverse_rms + row, inverse)
-    scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(normed + at, (values * inverse * scale).to(kind), mask=inside)
-
-
-@triton.jit(do_not_specialize=["rows", "per_program"])
-def _add_norm_backward(
-    total, weight, inverse_rms, grad_total, grad_normed, grad, grad_weight, rows, width, per_program,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """grad_weight [programs, width] gets each program's share."""
-    column = tl.arange(0, BLOCK)
-    inside = column < width
-    scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    share = tl.zeros((BLOCK,), tl.float32)
-    first = tl.program_id(0).to(tl.int64) * per_program
-    for row in range(first, min(first + per_program, rows)):
-        at = row * width + column
-        values = tl.load(total + at, mask=inside, other=0.0).to(tl.float32)
-        given = tl.load(grad_normed + at, mask=inside, other=0.0).to(tl.float32)
-        inverse = tl.load(inverse_rms + row)
-        share += given * values * inverse
-        given *= scale
-        along = tl.sum(given * values, 0) / width
-        passed = tl.load(grad_total + at, mask=inside, other=0.0).to(tl.float32)
-        result = passed + inverse * (given - values * inverse * inverse * along)
-        tl.store(grad + at, result.to(grad.dtype.element_ty), mask=inside)
-    tl.store(grad_weight + tl.program_id(0) * width + column, share, mask=inside)
-
-
-def add_rms_norm_forward(states: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Of contiguous [rows, width]: states + added, its RMSNorm, and float32 [rows] inverse root mean squares."""
-    rows, width = states.shape
-    total, normed = torch.empty_like(states), torch.empty_like(states)
-    inverse_rms = torch.empty(rows, dtype=torch.float32, device=states.device)
-    if rows:
-        block = triton.next_power_of_2(width)
-        _add_norm_forward[(rows,)](states, added, weight, total, normed, inverse_rms, width, eps, BLOCK=block)
-    return total, normed, inverse_rms
-
-
-def add_rms_norm_backward(
-    total: Tensor, weight: Tensor, inverse_rms: Tensor, grad_total: Tensor, grad_normed: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradient of either summand, and of the weight."""
-    rows, width = total.shape
-    grad = torch.empty_like(total)
-    programs = min(rows, 1024)
-    shares = torch.zeros(max(programs, 1), width, dtype=torch.float32, device=total.device)
-    if rows:
-        _add_norm_backward[(programs,)](
-            total, weight, inverse_rms, grad_total, grad_normed, grad, shares, rows, width, triton.cdiv(rows, programs),
-            BLOCK=triton.next_power_of_2(width),
-        )  # fmt: skip
-    return grad, shares.sum(0).to(weight.dtype)
 
 
 def split_heads(mixed: Tensor, scale: Tensor | None, cos_sin: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:

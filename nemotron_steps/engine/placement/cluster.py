@@ -144,11 +144,7 @@ def _connect(address: str, key: str) -> None:
     import ray
 
     without = "unset RAY_ADDRESS" if key == "RAY_ADDRESS" else f"{key}=null"
-    passed = {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith(_PASSED_ON) and not _SECRET.search(name.removeprefix("TOKENIZERS_"))
-    }
+    passed = _passed_on(os.environ)
     try:
         with left_to_us(), waiting(f"the Ray cluster at {address} to answer"):
             ray.init(
@@ -164,6 +160,14 @@ def _connect(address: str, key: str) -> None:
             found=first_line(error),
             hints=["ray start --head --port=6379", f"{without}    # start one on this machine"],
         ) from error
+
+
+def _passed_on(variables: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in variables.items()
+        if name.startswith(_PASSED_ON) and not _SECRET.search(name.removeprefix("TOKENIZERS_"))
+    }
 
 
 def _start(config: ClusterConfig, workers: int) -> None:

@@ -50,8 +50,7 @@ class JudgeWorker(WorkerProcess):
 
     async def build(self, role: str, config: VllmModelConfig, seed: int) -> None:
         """Load the model; arguments as setup.backends' build_judge."""
-        from nemotron_steps.engine.rollouts.judges import GeneratorJudge
-        from nemotron_steps.engine.setup.backends import build_judge
+        from nemotron_steps.engine.setup.backends import GeneratorJudge, build_judge
 
         judge = build_judge(role, config, defer_to=None, seed=seed)
         assert isinstance(judge, GeneratorJudge), "judges behind HTTP have a place of their own"

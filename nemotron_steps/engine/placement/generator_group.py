@@ -12,8 +12,9 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,11 @@ class GenerationWorker(WorkerProcess):
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests. A refused one fails the next `collect`."""
-        self._commands.put((lambda: [self._built().submit(request) for request in requests], None))
+        for request in requests:
+            self._commands.put((partial(self._submit, request), None))
+
+    def _submit(self, request: GenerationRequest) -> None:
+        self._built().submit(request)
 
     def cancel(self, request_id: str) -> None:
         """Drop a request."""
@@ -114,17 +119,13 @@ class GenerationWorker(WorkerProcess):
         # Its own processes take up their offers now.
         self._receiving = ChannelHandles(channel, offers)
         if self._generator is None:
-            self._generator = self._build(self._receiving)
+            self._build(self._receiving)
         else:
             self._elsewhere().open_channel(self._receiving)
 
     def load(self) -> None:
         """Build the generator with the weights of its folder."""
-
-        def build() -> None:
-            self._generator = self._build(None)
-
-        self._between_steps(build)
+        self._between_steps(lambda: self._build(None))
 
     def update_weights(self, version: int) -> int:
         """Load what the policy sends; the first time, build the generator with it. Returns the bytes received."""
@@ -138,19 +139,19 @@ class GenerationWorker(WorkerProcess):
             assert receiving is not None
             return self._elsewhere().update_weights(receiving, version).bytes
         if self._generator is None:
-            self._generator = self._build(receiving.weights())
-            self._generator.weight_version = version
+            self._build(receiving.weights())
+            self._built().weight_version = version
         else:
             self._generator.update_weights(receiving.weights(), version)
         return receiving.bytes
 
-    def _build(self, weights: Any) -> Generator:
+    def _build(self, weights: Any) -> None:
         from nemotron_steps.engine.setup.backends import build_generator
         from nemotron_steps.models.chat import ChatFormat
 
         given = dict(vars(self._settings))
         folder, config = given.pop("hf_folder"), given.pop("config")
-        return build_generator(folder, config, ChatFormat.from_folder(folder), weights=weights, **given)
+        self._generator = build_generator(folder, config, ChatFormat.from_folder(folder), weights=weights, **given)
 
     def _built(self) -> Generator:
         assert self._generator is not None, "weights come before requests"
@@ -167,14 +168,10 @@ class GenerationWorker(WorkerProcess):
     def _between_steps(self, command: Callable[[], Any]) -> Any:
         done: Future[Any] = Future()
         self._commands.put((command, done))
-        while True:
-            try:
-                return done.result(timeout=1.0)
-            except TimeoutError:
-                if done.done():  # the command raised it, or was done just now
-                    return done.result()
-                if self._error is not None:
-                    raise self._error from None
+        while not wait([done], 1.0).done:
+            if self._error is not None:
+                raise self._error
+        return done.result()
 
     def _run(self) -> None:
         try:

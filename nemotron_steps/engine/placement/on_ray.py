@@ -45,13 +45,12 @@ _SHARED_BY_JUDGES = 0.2
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """How many devices each part gets."""
+    """How many devices each part gets; `judges`: copies of each local one."""
 
     policy: int
     generators: int
     colocated: bool
     judges: Mapping[str, int]
-    """Copies of each local judge."""
     judge_devices: tuple[int, ...]
     """Devices of each copy, role by role; none when judges share the generators'."""
     gpus: bool

@@ -23,26 +23,15 @@ from nemotron_steps.errors import StorageError
 
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.opd import TeacherResourceConfig
-    from nemotron_steps.config.schema.policy import PolicyConfig
     from nemotron_steps.engine.placement.run import WantedTeachers
     from nemotron_steps.engine.policy.megatron import MegatronPolicy
-    from nemotron_steps.engine.types import TrainBatch
     from nemotron_steps.engine.weight_sync.transfer import StreamSender
-
 
 # ruff: noqa: D102  Policy says what each method does
 
-
 Arrays = Mapping[str, npt.NDArray[Any] | None]
-
-
-SCORES = (
-    "teacher_logprobs",
-    "teacher_topk_logprobs",
-    "teacher_topk_indices",
-    "teacher_states",
-    "teacher_number",
-)
+_TOPK = ("teacher_topk_logprobs", "teacher_topk_indices")
+SCORES = ("teacher_logprobs", *_TOPK, "teacher_states", "teacher_number")
 """Of a batch, what teachers add to it."""
 FILES = "files"
 """Concurrency group in which snapshots are written while training goes on."""
@@ -58,7 +47,7 @@ class PolicyWorker(RankWorker):
     _sender: StreamSender | None = None
 
     def build(self, config: PolicyConfig, checkpoint: Path, loss_fn: Loss, reference: bool, total_steps: int) -> None:
-        """Load this rank's part of the model; arguments as setup.policy_backends' build_policy."""
+        """Load this rank's part of the model; arguments as setup.backends' build_policy."""
         from nemotron_steps.engine.setup.backends import build_policy
 
         self._policy = build_policy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
@@ -174,7 +163,7 @@ class RayPolicy(RankGroup):
     def build(
         self, config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, reference: bool, total_steps: int
     ) -> None:
-        """Load the model on every rank; arguments as setup.policy_backends' build_policy."""
+        """Load the model on every rank; arguments as setup.backends' build_policy."""
         self.everywhere("build", config, checkpoint, loss_fn, reference, total_steps)
 
     def build_teachers(self, wanted: WantedTeachers) -> Teachers:

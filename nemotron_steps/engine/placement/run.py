@@ -2,6 +2,7 @@
 the loop needs around them; and half a run, a policy without a generator (SFT, DPO) or a generator without a policy.
 """
 
+import gc
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -22,17 +23,17 @@ from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, EnvConfig, RlConfig
 from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.grpo.loop import GrpoRun
+from nemotron_steps.engine.grpo.loop import GrpoRun, StepwiseJudge
 from nemotron_steps.engine.grpo.rewards import RewardPenalties
 from nemotron_steps.engine.grpo.step import Distillation, needs_reference_logprobs
 from nemotron_steps.engine.losses.distillation import DistillationLoss, TeacherKl
 from nemotron_steps.engine.losses.loss import Loss, SampledFrom
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
-from nemotron_steps.engine.memory_tuning import free_left_gpu_memory, share_gpu_memory
+from nemotron_steps.engine.memory_tuning import share_gpu_memory
 from nemotron_steps.engine.placement.policy_group import teacher_config
 from nemotron_steps.engine.reporting import Reporter
-from nemotron_steps.engine.rollouts.judges import GeneratorJudge, StepwiseJudge
 from nemotron_steps.engine.setup.backends import (
+    GeneratorJudge,
     build_collector,
     build_generator,
     build_judges,
@@ -175,7 +176,7 @@ def build_run(
         judges=needs.judges,
         teachers=_teachers(config),
     )
-    free_left_gpu_memory()
+    gc.collect()  # frees what an earlier run of this process left on its GPU in cycles
     parts = place(config, wanted)
     with parts.resources:
         reporter.event("placement", **parts.where)

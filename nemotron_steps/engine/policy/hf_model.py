@@ -54,29 +54,29 @@ def load_hf_model(folder: Path, *, activation_checkpointing: bool) -> Any:
     noise = ("dropout", "pdrop", "jitter")
     dropouts = {k: v for k, v in hf.config.to_dict().items() if any(kind in k for kind in noise) and v}
     if dropouts:
-        raise UnsupportedError(
-            "a policy with dropout has no well-defined logprobs",
-            where=str(folder / "config.json"),
-            expected="0",
-            found=str(dropouts),
-            hints=(f"set {', '.join(sorted(dropouts))} to 0 in {folder / 'config.json'}",),
-        )
+        what, hint = "a policy with dropout has no well-defined logprobs", f"set {', '.join(sorted(dropouts))} to 0"
+        raise _refused(folder, what, str(dropouts), f"{hint} in {folder / 'config.json'}")
     if not hasattr(hf, "model") or not hasattr(hf.model, "layers") or hf.get_output_embeddings() is None:
-        raise UnsupportedError(
-            "the dtensor policy needs a decoder with `model.layers` and an output layer",
-            where=str(folder / "config.json"),
-            found=type(hf).__name__,
-            hints=("policy.dtensor_cfg.enabled=false   # the megatron policy, for the families that it knows",),
-        )
+        what = "the dtensor policy needs a decoder with `model.layers` and an output layer"
+        hint = "policy.dtensor_cfg.enabled=false   # the megatron policy, for the families that it knows"
+        raise _refused(folder, what, type(hf).__name__, hint)
     mamba = Architecture.from_folder(folder).mamba if hf.config.model_type == "nemotron_h" else None
     for layer in hf.model.layers:
         if mamba is not None and hasattr(layer.mixer, "time_step_limit"):  # as generators bound them
             layer.mixer.time_step_limit = mamba.time_step_limit
-    _check_output_layer(hf.eval(), folder)
+    difference = _difference(hf.eval())
+    if difference:  # every logprob would be wrong
+        what = "the model's logits are not the product of its hidden states and its output layer's weight"
+        hint = "--input policy=PATH   # a model with a plain output layer, such as Qwen, Llama or Mistral"
+        raise _refused(folder, what, f"{type(hf).__name__}, whose logits differ by up to {difference:.3g}", hint)
     hf.train()
     if activation_checkpointing:
         hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return hf
+
+
+def _refused(folder: Path, what: str, found: str, hint: str) -> UnsupportedError:
+    return UnsupportedError(what, where=str(folder / "config.json"), found=found, hints=(hint,))
 
 
 def _check_tensors(hf: Any, loaded: Mapping[str, Any], folder: Path) -> None:
@@ -84,12 +84,11 @@ def _check_tensors(hf: Any, loaded: Mapping[str, Any], folder: Path) -> None:
     WeightReader(folder)  # refuses what nobody could read
     missing, extra = sorted(loaded["missing_keys"]), sorted(loaded["unexpected_keys"])
     if missing or extra:
+        lacks = "the checkpoint lacks the tensor"
+        more = "the checkpoint has a tensor that this model has no place for:"
         raise ArtifactError(
-            f"the checkpoint lacks the tensor {missing[0]}"
-            if missing
-            else f"the checkpoint has a tensor that this model has no place for: {extra[0]}",
+            f"{lacks} {missing[0]}" if missing else f"{more} {extra[0]}",
             where=str(folder),
-            expected=f"the tensors of a {type(hf).__name__}, and no more",
             found=f"{len(missing)} missing, {len(extra)} more",
             hints=fetch_again(folder),
         )
@@ -105,22 +104,16 @@ def logit_factor(config: Any) -> float:
 
 
 @torch.no_grad()
-def _check_output_layer(hf: Any, folder: Path) -> None:
-    """Refuse a bias (Phi) or a soft cap (Gemma 2) of the output layer, of which every logprob would be wrong."""
+def _difference(hf: Any) -> float:
+    """Between a model's logits and its output layer's products, 0 for rounding: a bias (Phi), a soft cap (Gemma 2)."""
     ids = torch.arange(8).remainder(hf.get_output_embeddings().weight.shape[0]).unsqueeze(0)
     logits = hf(input_ids=ids, use_cache=False).logits
     hidden = hf.model(input_ids=ids, use_cache=False).last_hidden_state
     computed = hidden @ hf.get_output_embeddings().weight.t() * logit_factor(hf.config)
     difference = float((computed - logits).abs().max())
-    capped = getattr(hf.config, "final_logit_softcapping", None)  # of small logits, a cap changes nothing yet
-    if capped or not difference <= 1e-3 * float(logits.abs().max()):
-        raise UnsupportedError(
-            "the model's logits are not the product of its hidden states and its output layer's weight",
-            where=str(folder / "config.json"),
-            expected="an output layer without a bias, a soft cap or another function after it",
-            found=f"{type(hf).__name__}, whose logits differ by up to {difference:.3g}",
-            hints=("--input policy=PATH   # a model with a plain output layer, such as Qwen, Llama or Mistral",),
-        )
+    if getattr(hf.config, "final_logit_softcapping", None):  # of small logits, a cap changes nothing yet
+        return max(difference, 1e-9)
+    return 0.0 if difference <= 1e-3 * float(logits.abs().max()) else difference
 
 
 def tensor_parallel(hf: Any, mesh: DeviceMesh) -> None:

@@ -14,11 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nemotron_steps.engine.kernels.linear import linear_forward, outer_product, row_multiple
+from nemotron_steps.engine.kernels.fused import linear_forward, outer_product
 from nemotron_steps.engine.losses.distillation import TeacherKl
 from nemotron_steps.engine.losses.loss import SampledFrom
-from nemotron_steps.engine.policy.distributed.context_parallel import sum_parts
-from nemotron_steps.engine.policy.distributed.parallel_dims import Groups
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import EngineError
@@ -76,46 +74,6 @@ class OutputLayer:
         if not logits.shape[1]:
             return self.add(logits.new_zeros(tokens.shape)), mine, columns
         return self.add(torch.where(mine, logits.gather(1, columns), 0.0)), mine, columns
-
-
-@dataclass(frozen=True)
-class TokenOutputs:
-    """Applies functions of the output layer to tokens of a micro-batch, on the ranks that have them."""
-
-    groups: Groups
-    context: int
-    chunk: int
-    vocab_size: int
-
-    def __call__(
-        self,
-        of: Callable[..., Results],
-        select: Callable[[Tensor], Tensor],
-        weight: Tensor,
-        layout: TokenLayout,
-        source: Tensor,
-        *given: Tensor,
-    ) -> Results:
-        """What `of` makes of R tokens' states (`select` of `source`), [R, ...] each; the first has a gradient."""
-        total, share = source.shape[0], layout.token_ids.shape[0] // self.context
-        first = self.groups.context_rank * share
-        mine: Tensor | None = None
-        if self.context > 1:
-            mine = torch.nonzero((source >= first) & (source < first + share)).flatten()
-            source, given = source[mine] - first, tuple(each[mine] for each in given)
-        rows = source.shape[0]
-        extra = -rows % row_multiple(weight.device, weight.dtype)
-        if extra:
-            source, *given_rows = (F.pad(each, (0, 0) * (each.dim() - 1) + (0, extra)) for each in (source, *given))
-            given = tuple(given_rows)
-        start = self.groups.tensor_rank * weight.shape[0]
-        group = self.groups.tensor if self.groups.tensor_size > 1 else None
-        layer = OutputLayer(self.chunk, self.vocab_size, start, group)
-        parts = (result[:rows] for result in of(select(source), weight, *given, layer))
-        if mine is None:
-            return tuple(parts)
-        whole = (part.new_zeros(total, *part.shape[1:]).index_copy(0, mine, part) for part in parts)
-        return tuple(sum_parts(values, self.groups.context) for values in whole)
 
 
 KEPT_RESIDUAL_BYTES = 64 * 2**20

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nemotron_steps.config.schema.policy import LoraConfig, PeftConfig
-from nemotron_steps.engine.kernels.linear import linear
+from nemotron_steps.engine.kernels.fused import linear
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.adapters import AdapterPair, lora_modules
 from nemotron_steps.models.mapping import megatron_shape, shard

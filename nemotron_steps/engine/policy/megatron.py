@@ -10,10 +10,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
-from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.engine.kernels.linear import row_multiple
+from nemotron_steps.config.schema.policy import MegatronConfig, PolicyConfig
+from nemotron_steps.engine.kernels.fused import row_multiple
 from nemotron_steps.engine.losses.distillation import DistillationLoss
 from nemotron_steps.engine.losses.loss import (
     Loss,
@@ -22,16 +23,18 @@ from nemotron_steps.engine.losses.loss import (
     all_reduce_metric_sums,
     count_normalizers,
     finalize_metrics,
+    loss_mask,
     merge_metric_sums,
 )
 from nemotron_steps.engine.memory_tuning import keep_freed_memory
 from nemotron_steps.engine.policy import checkpoint
 from nemotron_steps.engine.policy.checkpoint import PolicySnapshot
 from nemotron_steps.engine.policy.distributed import parallel_dims as parallel
+from nemotron_steps.engine.policy.distributed.context_parallel import sum_parts
 from nemotron_steps.engine.policy.distributed.shards import ModelShards
 from nemotron_steps.engine.policy.logprob import (
+    OutputLayer,
     Results,
-    TokenOutputs,
     compared,
     linear_divergence,
     linear_logprobs,
@@ -41,7 +44,6 @@ from nemotron_steps.engine.policy.lora import attach_adapters, without_adapters
 from nemotron_steps.engine.policy.micro_batches import RankWork, plan_micro_batches, row_use, token_multiple
 from nemotron_steps.engine.policy.model import PolicyModel
 from nemotron_steps.engine.policy.moe import counting, replay_metrics
-from nemotron_steps.engine.policy.multi_token_prediction import PredictionLoss
 from nemotron_steps.engine.policy.optimizer import FlatAdamW, refuse_non_finite
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.engine.schedules import learning_rate
@@ -49,7 +51,7 @@ from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.models.adapters import adapter_pairs, save_adapter
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.huggingface import WeightReader, save_hf_checkpoint
-from nemotron_steps.models.mapping import hf_names, to_megatron
+from nemotron_steps.models.mapping import hf_shapes, to_megatron
 from nemotron_steps.models.megatron_checkpoint import is_megatron_checkpoint
 from nemotron_steps.models.megatron_core import on_available_device
 
@@ -124,9 +126,6 @@ class MegatronPolicy:
         if self._vllm_wakes:  # memory which the weights were loaded into, before they moved to the buffers
             torch.cuda.empty_cache()
         self.teacher_weights: list[Tensor] = []
-        self._outputs = TokenOutputs(
-            self.groups, self.layout.context, config.logprob_chunk_size, self.architecture.vocab_size
-        )
         self._pipeline = parallel.Pipeline(self.groups, self.model.dtype, self.device)
         scheduler = megatron.scheduler
         if scheduler.lr_decay_iters is None and total_steps is not None:
@@ -270,7 +269,7 @@ class MegatronPolicy:
 
     def save_adapter(self, path: str | Path, base: str, digest: str) -> None:
         """The adapters alone, as a folder that PEFT loads. Collective; rank 0 writes. See Policy."""
-        config, every = self.config.megatron_cfg.peft, hf_names(self.architecture)
+        config, every = self.config.megatron_cfg.peft, set(hf_shapes(self.architecture))
         write = partial(save_adapter, path, config=config, every=every, base=base, digest=digest)
         checkpoint.written_by_rank_0(write, self.shards.adapter_tensors())
 
@@ -314,6 +313,37 @@ class MegatronPolicy:
         select, weight = partial(self.model.predictors, hidden), self.model.output_weight()
         return self._outputs(of, select, weight, layout, layout.source, layout.targets, *given)
 
+    def _outputs(
+        self,
+        of: Callable[..., Results],
+        select: Callable[[Tensor], Tensor],
+        weight: Tensor,
+        layout: TokenLayout,
+        source: Tensor,
+        *given: Tensor,
+    ) -> Results:
+        """What `of` makes of R tokens' states (`select` of `source`), [R, ...] each; the first has a gradient."""
+        groups = self.groups
+        mine: Tensor | None = None
+        total, share = source.shape[0], layout.token_ids.shape[0] // self.layout.context
+        if self.layout.context > 1:  # on the ranks that have the tokens
+            first = groups.context_rank * share
+            mine = torch.nonzero((source >= first) & (source < first + share)).flatten()
+            source, given = source[mine] - first, tuple(each[mine] for each in given)
+        rows = source.shape[0]
+        extra = -rows % row_multiple(weight.device, weight.dtype)
+        if extra:
+            source, *padded = (F.pad(each, (0, 0) * (each.dim() - 1) + (0, extra)) for each in (source, *given))
+            given = tuple(padded)
+        group = groups.tensor if groups.tensor_size > 1 else None
+        start, vocabulary = groups.tensor_rank * weight.shape[0], self.architecture.vocab_size
+        layer = OutputLayer(self.config.logprob_chunk_size, vocabulary, start, group)
+        parts = (result[:rows] for result in of(select(source), weight, *given, layer))
+        if mine is None:
+            return tuple(parts)
+        whole = (part.new_zeros(total, *part.shape[1:]).index_copy(0, mine, part) for part in parts)
+        return tuple(sum_parts(values, groups.context) for values in whole)
+
     def _predicted_ahead(self, hidden: Tensor, layout: TokenLayout) -> Iterator[Results]:
         weight = self.model.output_weight()
         if self.config.megatron_cfg.mtp_detach_heads:
@@ -350,3 +380,40 @@ def _scatter(values: Tensor, layout: TokenLayout) -> Tensor:
     """[R, …] → [n, W, …], zero where nothing is trained."""
     flat = values.new_zeros(layout.shape[0] * layout.shape[1], *values.shape[1:])
     return flat.index_copy(0, layout.cells, values).view(*layout.shape, *values.shape[1:])
+
+
+class PredictionLoss:
+    """The loss of every depth of multi-token prediction over one global batch, summed over micro-batches.
+
+    loss_k   = − mean over trained tokens of log p(t_{i+k+1} | output_layer · h_i^k)
+    gradient of    mtp_loss_scaling_factor / depths · Σ_k loss_k    is added to that of the policy's own loss
+    """
+
+    def __init__(self, batch: TrainBatch, config: MegatronConfig, on: torch.device) -> None:
+        mask = loss_mask(batch.token_mask, batch.sample_mask)
+        depths = range(1, config.mtp_num_layers + 1)
+        self._counts = [float(mask[:, depth + 1 :].sum(dtype=torch.float64)) for depth in depths]
+        self._scale = config.mtp_loss_scaling_factor / len(self._counts)
+        self._sums = torch.zeros(2, len(self._counts), dtype=torch.float64, device=on)
+
+    def __call__(self, predicted: Sequence[Results], layout: TokenLayout, micro: TrainBatch) -> Tensor:
+        """This micro-batch's share of the loss, of `linear_predictions` of each depth."""
+        mask = loss_mask(micro.token_mask, micro.sample_mask).flatten()
+        losses, taken = [], []
+        for (logprobs, hits), ahead, count in zip(predicted, layout.ahead, self._counts, strict=True):
+            weights = mask[ahead.cells]
+            losses.append(-torch.where(weights > 0, logprobs * weights, 0.0).sum() / max(count, 1.0))
+            taken.append((hits * weights).sum() / max(count, 1.0))
+        by_depth = torch.stack(losses)
+        self._sums += torch.stack((by_depth.detach(), torch.stack(taken)))
+        return self._scale * by_depth.sum()
+
+    def metrics(self, groups: parallel.Groups) -> dict[str, float]:
+        """Of every depth: its loss, and in percent how many tokens would be accepted."""
+        if groups.data_size > 1:
+            dist.all_reduce(self._sums, group=groups.data)
+        found: dict[str, float] = {}
+        for depth, (loss, taken, count) in enumerate(zip(*self._sums.tolist(), self._counts, strict=True), start=1):
+            if count:
+                found |= {f"mtp_{depth}_loss": loss, f"mtp_{depth}_acceptance_rate": 100 * taken}
+        return found

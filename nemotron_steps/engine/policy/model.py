@@ -3,7 +3,7 @@ and sharded checkpoints are megatron-core's; its forward pass takes no TokenLayo
 and CUDA."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,18 +13,16 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from nemotron_steps.config.layout.parallel_config import stage_layers
-from nemotron_steps.engine.policy.attention import FlatSelfAttention
+from nemotron_steps.engine.kernels.fused import linear
 from nemotron_steps.engine.policy.distributed.parallel_dims import ParallelDims, device
-from nemotron_steps.engine.policy.layers import Mlp, RmsNorm
+from nemotron_steps.engine.policy.layers import FlatSelfAttention, Mlp, RmsNorm
 from nemotron_steps.engine.policy.mamba.mixer import MambaMixer
 from nemotron_steps.engine.policy.moe import MoeLayer, Router, counting
-from nemotron_steps.engine.policy.multi_token_prediction import MultiTokenPrediction, PredictionBlock
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.models.adapters import AdapterPair
-from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.models.architecture import Architecture, cos_sin
 from nemotron_steps.models.mapping import EXACT
 from nemotron_steps.models.megatron_core import load_megatron_core, on_available_device
-from nemotron_steps.models.rope import cos_sin
 
 load_megatron_core()
 
@@ -99,6 +97,70 @@ class Layer(torch.nn.Module):
 
 def _stream_norm(config: Any) -> RmsNorm:
     return RmsNorm(config, config.hidden_size, config.layernorm_epsilon)
+
+
+class PredictionBlock(torch.nn.Module):
+    """One block of multi-token prediction (DeepSeek-V3, arXiv 2412.19437), under megatron-core's names.
+
+    h_i^k    = block(eh_proj · [enorm(embedding of t_{i+k}), hnorm(h_i^{k−1})]),  h^0 after the last norm
+    """
+
+    def __init__(self, config: Any, layers: Sequence[torch.nn.Module]) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.layernorm_epsilon
+        self.enorm, self.hnorm = RmsNorm(config, width, eps), RmsNorm(config, width, eps)
+        # Every tensor-parallel rank has all of it: next to the layers it is little.
+        self.eh_proj = torch.nn.Linear(2 * width, width, bias=False, device=device(), dtype=config.params_dtype)
+        self.mtp_model_layer = torch.nn.Module()
+        self.mtp_model_layer.layers = torch.nn.ModuleList(layers)
+        self.final_layernorm = RmsNorm(config, width, eps)
+
+    def forward(self, hidden: Tensor, embedded: Tensor, layout: TokenLayout, angles: Tensor) -> Tensor:
+        """States of the depth before and embeddings of the tokens ahead → states of this depth."""
+        states = linear(torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1), self.eh_proj.weight)
+        added: Tensor | None = None
+        for layer in self.inner_layers():
+            states, added = layer(states, added, layout, angles)
+        return self.final_layernorm.after_adding(states, added)[1]
+
+    def inner_layers(self) -> Iterator[Any]:
+        """Its layers of the hybrid pattern."""
+        yield from self.mtp_model_layer.layers  # type: ignore[misc]
+
+
+class MultiTokenPrediction(torch.nn.Module):
+    """One block for each depth, or one for all; `detach`: the model gets no gradient."""
+
+    def __init__(self, blocks: Sequence[PredictionBlock], *, detach: bool) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(blocks)
+        self.detach = detach
+
+    def inner_layers(self) -> Iterator[Any]:
+        """The layers of all blocks."""
+        for block in self.layers:
+            assert isinstance(block, PredictionBlock)
+            yield from block.inner_layers()
+
+    def forward(
+        self,
+        hidden: Tensor,
+        embed: Callable[[Tensor], Tensor],
+        layout: TokenLayout,
+        angles: Tensor,
+        *,
+        run: Callable[..., Tensor],
+    ) -> Iterator[Tensor]:
+        """States [T, 1, hidden] of each depth, from those after the last norm."""
+        if self.detach:
+            hidden = hidden.detach()
+        for depth, ahead in enumerate(layout.ahead):
+            embedded = embed(ahead.token_ids)
+            if self.detach:
+                embedded = embedded.detach()
+            block = self.layers[depth % len(self.layers)]
+            hidden = run(block, hidden, embedded, layout, angles)
+            yield hidden
 
 
 class PolicyModel(torch.nn.Module):

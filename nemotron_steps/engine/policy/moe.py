@@ -16,8 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from nemotron_steps.engine.kernels.fused import activation
-from nemotron_steps.engine.kernels.linear import linear
+from nemotron_steps.engine.kernels.fused import activation, linear
 from nemotron_steps.engine.policy.distributed.parallel_dims import Groups, ParallelDims, device
 from nemotron_steps.engine.policy.layers import Mlp
 from nemotron_steps.engine.policy.token_layout import TokenLayout
@@ -61,7 +60,12 @@ class Router(torch.nn.Module):
         with torch.no_grad():
             chosen = self._choose(scores if self.expert_bias is None else scores + self.expert_bias)
             if replayed is not None:
-                chosen = self._replay(chosen, replayed.long(), occurrences if self.counts else None)
+                known, replayed = (replayed >= 0).all(-1), replayed.long()
+                if self.counts:
+                    other = known & (chosen.sort(-1).values != replayed.sort(-1).values).any(-1)
+                    counted = torch.stack((torch.ones_like(known), known, other)).double()
+                    self.replays += counted @ occurrences.double()
+                chosen = torch.where(known[:, None], replayed, chosen)
         weights = scores.gather(1, chosen)
         if self.renormalize:
             total = weights.sum(-1, keepdim=True)
@@ -81,15 +85,6 @@ class Router(torch.nn.Module):
             allowed = torch.zeros_like(by_group[..., 0], dtype=torch.bool).scatter_(1, best, True)
             scores = by_group.masked_fill(~allowed[..., None], -torch.inf).flatten(1)
         return scores.topk(self.top_k, dim=-1).indices
-
-    def _replay(self, own: Tensor, replayed: Tensor, occurrences: Tensor | None) -> Tensor:
-        """The experts to take, [T, k]; counted where `occurrences` are given."""
-        known = (replayed >= 0).all(-1)
-        if occurrences is not None:
-            other = known & (own.sort(-1).values != replayed.sort(-1).values).any(-1)
-            counted = torch.stack((torch.ones_like(known), known, other)).double()
-            self.replays += counted @ occurrences.double()
-        return torch.where(known[:, None], replayed, own)
 
     def rebalance(self, rate: float, group: dist.ProcessGroup) -> None:
         """Move the bias of overloaded experts down and of idle ones up by `rate`. Collective."""

@@ -31,10 +31,7 @@ class FlatAdamW:
     """Decoupled weight decay Adam (arXiv 1711.05101), on CPU and CUDA."""
 
     def __init__(
-        self,
-        buffers: Sequence[ParameterBuffer],
-        config: OptimizerConfig,
-        clip_groups: Sequence[ClipGroup],
+        self, buffers: Sequence[ParameterBuffer], config: OptimizerConfig, clip_groups: Sequence[ClipGroup]
     ) -> None:
         self.buffers, self.config = list(buffers), config
         self.steps = 0

@@ -4,6 +4,7 @@ so that zeroing, reducing, clipping and updating are a handful of calls. Optimiz
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -52,14 +53,14 @@ class ParameterBuffer:
     def __init__(
         self,
         parameters: Sequence[tuple[Parameter, Kind, torch.nn.Parameter]],
-        data_group: dist.ProcessGroup | None,
+        data_group: dist.ProcessGroup,
         tensor_group: dist.ProcessGroup | None,
         *,
         sharded: bool,
     ) -> None:
         self.data_group, self.tensor_group = data_group, tensor_group
         self.of_experts = parameters[0][0].of_experts
-        self.data_size = 1 if data_group is None else dist.get_world_size(data_group)
+        self.data_size = dist.get_world_size(data_group)
         self.shards = self.data_size if sharded else 1
         shard_rank = dist.get_rank(data_group) if self.shards > 1 else 0
         ordered = sorted(parameters, key=lambda item: item[1])
@@ -84,22 +85,13 @@ class ParameterBuffer:
             view = self.values[slot.start : slot.end].view(slot.tensor.shape)
             view.copy_(slot.tensor.data)
             slot.tensor.data = view
-            self._collect_gradient(slot)
-
-    def _collect_gradient(self, slot: Slot) -> None:
-        target = self.grads[slot.start : slot.end].view(slot.tensor.shape)
-        if slot.tensor.dtype is torch.float32:
-            slot.tensor.grad = target  # autograd adds into an existing gradient in place
-            return
-        if target.is_cuda:
-            slot.tensor.main_grad = target  # type: ignore[attr-defined]  # Megatron's name; kernels/dense.py adds into it
-
-        def add(tensor: Tensor) -> None:
-            if tensor.grad is not None:
-                target.add_(tensor.grad)
-                tensor.grad = None
-
-        slot.tensor.register_post_accumulate_grad_hook(add)
+            target = self.grads[slot.start : slot.end].view(slot.tensor.shape)
+            if slot.tensor.dtype is torch.float32:
+                slot.tensor.grad = target  # autograd adds into an existing gradient in place
+                continue
+            if target.is_cuda:
+                slot.tensor.main_grad = target  # type: ignore[attr-defined]  # Megatron's name; fused.py adds into it
+            slot.tensor.register_post_accumulate_grad_hook(partial(_move_gradient, target))
 
     def start_gradients(self) -> None:
         """Zero gradients, in memory that `release_gradients` may have given back."""
@@ -157,6 +149,12 @@ class ParameterBuffer:
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a whole flat tensor, by parameter name."""
         return {slot.parameter.name: flat[slot.start : slot.end].view(slot.tensor.shape) for slot in self.slots}
+
+
+def _move_gradient(target: Tensor, tensor: Tensor) -> None:
+    if tensor.grad is not None:
+        target.add_(tensor.grad)
+        tensor.grad = None
 
 
 def squared_sum(flat: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, overload
+from typing import Any, BinaryIO, TypeVar
 
 from nemotron_steps.errors import DataError
 from nemotron_steps.rows.layouts import REQUEST, read_request
@@ -44,13 +44,7 @@ class Rows(Sequence[Item]):
         """How many rows there are."""
         return self._count
 
-    @overload
-    def __getitem__(self, index: int) -> Item: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Item]: ...
-
-    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+    def __getitem__(self, index: Any) -> Any:
         """The row at a place, or a list of the rows of a slice."""
         places = range(self._count)[index]
         return self.at(places) if isinstance(places, int) else [self.at(place) for place in places]
@@ -143,13 +137,10 @@ class PromptStream:
                 expected=f"at least grpo.num_prompts_per_step = {batch_size}",
                 hints=[f"grpo.num_prompts_per_step={len(rows)}"],
             )
-        self._rows = rows
-        self._batch_size = batch_size
-        self._max_epochs = max_epochs
-        self._seed = seed
-        self._shuffle = shuffle
-        self._epoch = 0
-        self._position = 0
+        self._rows, self._batch_size, self._max_epochs = rows, batch_size, max_epochs
+        self._seed, self._shuffle = seed, shuffle
+        self._epoch = self._position = 0
+        self._steps_per_epoch = len(rows) // batch_size  # full batches
         self._cached_order: tuple[int, array[int]] = (-1, array("Q"))
 
     def _order(self, epoch: int) -> array[int]:
@@ -180,20 +171,16 @@ class PromptStream:
     @property
     def num_positions(self) -> int:
         """Prompts served over all epochs."""
-        return self._max_epochs * self.steps_per_epoch() * self._batch_size
+        return self._max_epochs * self._steps_per_epoch * self._batch_size
 
     def at(self, position: int) -> PromptRow:
         """The prompt at a place of the whole order, as iterating would serve it."""
-        per_epoch = self.steps_per_epoch() * self._batch_size
+        per_epoch = self._steps_per_epoch * self._batch_size
         return self._rows[self._order(position // per_epoch)[position % per_epoch]]
-
-    def steps_per_epoch(self) -> int:
-        """Full batches in one epoch."""
-        return len(self._rows) // self._batch_size
 
     def num_steps(self, at_most: int) -> int:
         """Steps that the prompts give in all epochs, or `at_most`."""
-        return min(at_most, self._max_epochs * self.steps_per_epoch())
+        return min(at_most, self._max_epochs * self._steps_per_epoch)
 
     def state_dict(self) -> dict[str, int]:
         """Position after the batches served so far."""

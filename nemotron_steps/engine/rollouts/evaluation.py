@@ -17,9 +17,9 @@ from typing import Any
 
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow
-from nemotron_steps.engine.rollouts.judges import GeneratorJudge
 from nemotron_steps.engine.types import Rollout, RolloutGroup
 from nemotron_steps.environments.judged.genrm_compare import parse_reply
+from nemotron_steps.environments.judged.judges import Judge
 from nemotron_steps.environments.responses import split_reasoning
 
 
@@ -117,7 +117,7 @@ def preference(verdict: tuple[float, float, float]) -> int:
 
 
 def measure_agreement(
-    judge: GeneratorJudge, rows: Sequence[PromptRow], *, temperature: float, max_tokens: int
+    judge: Judge, rows: Sequence[PromptRow], *, temperature: float, max_tokens: int
 ) -> tuple[Agreement, list[dict[str, Any]]]:
     """Ask the judge every row: counts, and one record a pair (question, label, reply)."""
 
@@ -221,26 +221,20 @@ async def rate_prompts(
     rated: Callable[[int, PromptRow, RolloutGroup], None],
 ) -> None:
     """Sample and grade every prompt."""
-    under_way: dict[asyncio.Task[RolloutGroup], tuple[int, PromptRow]] = {}
+    gate = asyncio.Semaphore(at_once)
 
-    async def wait_for_some() -> None:
-        done, _ = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-        for task in sorted(done, key=lambda each: under_way[each][1].index):
-            number, prompt = under_way.pop(task)
-            rated(number, prompt, task.result())
+    async def rate(number: int, prompt: PromptRow) -> None:
+        group = await collector.collect_group(prompt, group_id=f"difficulty/{prompt.index}", num_generations=samples)
+        rated(number, prompt, group)
+        gate.release()
 
     try:
-        for prompt in prompts:
-            collecting = collector.collect_group(prompt, group_id=f"difficulty/{prompt.index}", num_generations=samples)
-            under_way[asyncio.ensure_future(collecting)] = (began(prompt), prompt)
-            if len(under_way) >= at_once:
-                await wait_for_some()
-        while under_way:
-            await wait_for_some()
-    finally:
-        for task in under_way:
-            task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+        async with asyncio.TaskGroup() as under_way:
+            for prompt in prompts:
+                await gate.acquire()
+                under_way.create_task(rate(began(prompt), prompt))
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
 
 
 def by_difficulty(rates: Mapping[int, PassRate], kept: Iterable[int], *, easy_first: bool) -> list[int]:

@@ -103,9 +103,12 @@ class FailureReports:
 
     def report(self, prompt: PromptRow, group_id: str, rollouts: Sequence[Rollout]) -> None:
         """The failures of a group."""
-        named = [(r.failure or (GRADER_FAILED if GRADER_FAILED in r.components else None), r) for r in rollouts]
-        for name in dict.fromkeys(name for name, _ in named if name is not None):
-            failed = [rollout for each, rollout in named if each == name]
+        named: dict[str, list[Rollout]] = {}
+        for rollout in rollouts:
+            name = rollout.failure or (GRADER_FAILED if GRADER_FAILED in rollout.components else None)
+            if name is not None:
+                named.setdefault(name, []).append(rollout)
+        for name, failed in named.items():
             said = next((r.metadata for r in failed if r.metadata.get("message")), {})
             verdict = GradeResult.failed(name, **{key: said.get(key) for key in ("message", "traceback", "hint")})
             self.tell(prompt, group_id, failed[0].environment, verdict, len(failed))
@@ -114,36 +117,18 @@ class FailureReports:
         """One event `rollout_failed`."""
         kind = (environment, verdict.failure or "")
         self._reported[kind] += 1
-        if self._reporter is None or self._reported[kind] > REPORTED:
-            return
-        self._reporter.event(
-            "rollout_failed",
-            environment=environment,
-            failure=verdict.failure,
-            where=prompt.where,
-            group=group_id,
-            rollouts=rollouts,
-            **told_of(verdict),
-        )
+        if self._reporter is not None and self._reported[kind] <= REPORTED:
+            named = {"environment": environment, "failure": verdict.failure, "where": prompt.where, "group": group_id}
+            self._reporter.event("rollout_failed", **named, rollouts=rollouts, **told_of(verdict))
 
 
 def failed_rollout(
     group_id: str, index: int, environment: str, verdict: GradeResult, *, truncated: bool = False
 ) -> Rollout:
     """A rollout with nothing to train: masked out and counted as failed."""
-    return Rollout(
-        group_id,
-        index,
-        [0],
-        [0],
-        [0.0],
-        [],
-        float("nan"),
-        environment,
-        truncated,
-        failure=verdict.failure,
-        metadata=dict(told_of(verdict)),
-    )
+    nothing = Rollout(group_id, index, [0], [0], [0.0], [], math.nan, environment, truncated, failure=verdict.failure)
+    nothing.metadata.update(told_of(verdict))
+    return nothing
 
 
 ENVIRONMENT_SECONDS = 3600.0

@@ -5,10 +5,10 @@ Megatron and DTensor, and between a judge behind HTTP and one in a generator of 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.schema.grpo import AsyncGrpoConfig
 from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig, VllmConfig
@@ -18,13 +18,12 @@ from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
-from nemotron_steps.engine.rollouts.judges import GeneratorJudge
 from nemotron_steps.engine.setup.rows import Needs
 from nemotron_steps.engine.types import Generator, Policy, SamplingParams, Teachers
 from nemotron_steps.engine.weight_sync.transfer import ChannelHandles
 from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet
-from nemotron_steps.environments.judged.judges import HttpJudge, Judge
-from nemotron_steps.errors import ArtifactError, UnsupportedError
+from nemotron_steps.environments.judged.judges import HttpJudge, Judge, JudgeLostError, QuestionLabels, longer_context
+from nemotron_steps.errors import ArtifactError, JudgeUnavailableError, UnsupportedError, WorkerLostError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.waiting import waiting
 
@@ -123,6 +122,49 @@ def sampling_params(config: GenerationConfig, chat: ChatFormat, seed: int | None
     )
 
 
+class GeneratorJudge:
+    """Chat completions of a local model, batched with whatever else asks it at the time."""
+
+    def __init__(
+        self, sampler: AsyncSampler, chat: ChatFormat, *, max_total_length: int, length_key: str, seed: int
+    ) -> None:
+        self._sampler = sampler
+        self._chat = chat
+        self._max_total_length = max_total_length
+        self._length_key = length_key
+        self._seed = seed
+        self._labels = QuestionLabels()
+
+    def start_step(self, step: str) -> None:
+        """Name the training step that the following questions belong to."""
+        self._labels.start_step(step)
+
+    async def complete(
+        self, messages: Sequence[dict[str, Any]], *, temperature: float, top_p: float, max_tokens: int
+    ) -> str:
+        """The judge's whole answer, reasoning included."""
+        prompt_ids = self._chat.render(messages)
+        room = self._max_total_length - len(prompt_ids)
+        if room < 1:
+            raise JudgeUnavailableError(
+                f"a question of {len(prompt_ids)} tokens does not fit the judge",
+                expected=f"fewer than {self._max_total_length} tokens",
+                hints=[longer_context(self._length_key, len(prompt_ids) + max_tokens)],
+            )
+        params = SamplingParams(
+            max_new_tokens=min(max_tokens, room),
+            temperature=temperature,
+            top_p=top_p,
+            stop_token_ids=self._chat.end_ids,
+            seed=self._seed,
+        )
+        try:
+            completion = await self._sampler.sample(prompt_ids, params, self._labels.next(messages))
+        except WorkerLostError as error:
+            raise JudgeLostError.of(error) from error
+        return self._chat.decode(completion.token_ids)
+
+
 def build_judges(
     config: NemoGymConfig, needed: Collection[str], *, defer_to: AsyncSampler | None, seed: int
 ) -> dict[str, Judge]:
@@ -135,13 +177,8 @@ def build_judge(role: str, config: VllmModelConfig, *, defer_to: AsyncSampler | 
     """One judge: over HTTP, or a generator in this process."""
     if config.backend == "http":
         assert config.base_url is not None  # the schema requires it
-        judge = HttpJudge(
-            config.base_url,
-            config.model or "",
-            api_key_env=config.api_key_env,
-            retries=config.max_retries,
-            seed=seed,
-        )
+        key, retries = config.api_key_env, config.max_retries
+        judge = HttpJudge(config.base_url, config.model or "", api_key_env=key, retries=retries, seed=seed)
         judge.wait_until_ready(config.readiness_timeout_s)
         if config.model is None:
             judge.ask_for_listed_model()

@@ -247,7 +247,7 @@ class Needs:
 
 
 def read_data(config: RlConfig, left_out: Callable[[int], None] = lambda _: None, *, made_by: str = "") -> RunRows:
-    """The rows, those that are too long left out or refused (prompt_lengths.py), and `heldout.share` of them held out;
+    """The rows, those that are too long left out or refused, and `heldout.share` of them held out;
     `made_by`: the step that the prompts are of."""
     data = config.data
     if data.train.data_path is None:

@@ -306,19 +306,10 @@ def _synchronize(device: torch.device) -> None:
 GLOO, CUDA_IPC, NCCL = "gloo", "cuda_ipc", "nccl"
 
 
-@dataclass(frozen=True)
-class Receiver:
-    """One process that weights go to: a generator, or one of its tensor-parallel workers."""
-
-    name: str
-    device: str | None = None
-
-    @classmethod
-    def of(cls, worker: Worker, processes: int) -> list[Receiver]:
-        """Those of a generation worker, in rank order; each has one of the worker's GPUs."""
-        names = [worker.name] if processes == 1 else [f"{worker.name}/{rank}" for rank in range(processes)]
-        devices = (*worker.devices, *[None] * processes)
-        return [cls(name, device) for name, device in zip(names, devices, strict=False)]
+def receivers_of(worker: Worker, processes: int) -> list[tuple[str, str | None]]:
+    """The processes of a generation worker, in rank order: a name, and which of the worker's GPUs is its own."""
+    names = [worker.name] if processes == 1 else [f"{worker.name}/{rank}" for rank in range(processes)]
+    return list(zip(names, (*worker.devices, *[None] * processes), strict=False))
 
 
 class WeightTransfer:
@@ -329,9 +320,9 @@ class WeightTransfer:
     ) -> None:
         self._ranks, self._workers = list(ranks), list(workers)
         channel = uuid.uuid4().hex
-        receivers = [receiver for worker in workers for receiver in Receiver.of(worker, processes)]
-        names = [receiver.name for receiver in receivers]
-        self.transports = choose_transports(ranks, receivers)
+        receivers = [receiver for worker in workers for receiver in receivers_of(worker, processes)]
+        names = [name for name, _ in receivers]
+        self.transports = choose_transports(ranks, [device for _, device in receivers])
         """Each receiver's (transport, sending rank)."""
         others = [name for name, (transport, _) in zip(names, self.transports, strict=True) if transport != CUDA_IPC]
         calls: dict[Any, Worker] = {}
@@ -357,11 +348,10 @@ class WeightTransfer:
         return sum(settle({**takes, **sends})[: len(takes)])
 
 
-def choose_transports(ranks: Sequence[Worker], receivers: Sequence[Receiver]) -> list[tuple[str, int]]:
-    """(transport, sending rank) of every receiver, by device."""
+def choose_transports(ranks: Sequence[Worker], devices: Sequence[str | None]) -> list[tuple[str, int]]:
+    """(transport, sending rank) of every receiver, by device: CUDA IPC from the rank on the receiver's own GPU, else
+    NCCL from rank 0; on CPU gloo."""
     if ranks[0].device is None:
-        return [(GLOO, 0)] * len(receivers)
+        return [(GLOO, 0)] * len(devices)
     by_device = {rank.device: number for number, rank in reversed(list(enumerate(ranks)))}
-    return [
-        (CUDA_IPC, by_device[receiver.device]) if receiver.device in by_device else (NCCL, 0) for receiver in receivers
-    ]
+    return [(CUDA_IPC, by_device[device]) if device in by_device else (NCCL, 0) for device in devices]

@@ -77,7 +77,7 @@ START_SECONDS = 180.0
 SILENT_SECONDS = 40.0
 """A worker that answers no ping for this long is lost: with the wait before the first ping, within a minute."""
 PING_SECONDS = 10.0
-"""A call that takes longer than this is accompanied by pings."""
+"""A longer call is accompanied by pings."""
 _LOG_LINES = 12
 HEALTH = "health"
 """Concurrency group of pings and of other calls that must not wait."""

@@ -221,7 +221,6 @@ class CodeGen(SandboxedEnvironment):
         return GradeResult(float(problem is None), components, details={"problem": problem})
 
     async def _run(self, program: str, tests: Tests) -> tuple[int, str | None]:
-        """(tests passed, what went wrong first)."""
         config = self.config
         script, files = "solution.py", {"solution.py": program}
         if tests.function is not None:

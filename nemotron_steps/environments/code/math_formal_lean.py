@@ -98,7 +98,6 @@ class MathFormalLean(SandboxedEnvironment):
         self._stated: dict[str, bytes] = {}
 
     async def start(self) -> None:
-        """Probe the sandbox and check a trivial proof in it."""
         found = "no `lean` on PATH, or no folder `lean_project`"
         if self._found:
             await self.sandbox.start()

@@ -56,14 +56,12 @@ def note_of(reply: str, **about: str) -> Note:
 def notes_from(details: Any) -> list[Note]:
     """The notes in details that another process sent, cut; anything else is left out."""
     given = details.get(JUDGE_NOTES) if isinstance(details, Mapping) else None
-    if not isinstance(given, list):
-        return []
     notes = []
-    for note in given[:MAX_NOTES]:
+    for note in given[:MAX_NOTES] if isinstance(given, list) else ():
         items = list(note.items())[:MAX_NOTES] if isinstance(note, dict) else []
+        texts = {name: text for name, text in items if isinstance(text, str) and len(name) < 40}
         limits = {"reasoning": REASONING_CHARACTERS}
-        texts = [(name, text) for name, text in items if isinstance(text, str) and len(name) < 40]
-        notes.append({name: cut(text, limits.get(name, VERDICT_CHARACTERS)) for name, text in texts})
+        notes.append({name: cut(text, limits.get(name, VERDICT_CHARACTERS)) for name, text in texts.items()})
     return [note for note in notes if note]
 
 

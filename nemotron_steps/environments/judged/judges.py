@@ -26,7 +26,6 @@ class JudgeLostError(WorkerLostError):
 
     @classmethod
     def of(cls, error: WorkerLostError) -> JudgeLostError:
-        """What the loss of a judge's worker means."""
         return cls(error.what, where=error.where, expected=error.expected, found=error.found, hints=error.hints)
 
 
@@ -59,12 +58,10 @@ class QuestionLabels:
         self._asked: Counter[str] = Counter()
 
     def start_step(self, step: str) -> None:
-        """Name the training step that the following questions belong to."""
         self._step = step
         self._asked.clear()
 
     def next(self, messages: Messages) -> str:
-        """The name of a question that is about to be asked."""
         digest = hashlib.sha256(json.dumps(list(messages)).encode()).hexdigest()[:24]
         self._asked[digest] += 1
         return f"judge/{self._step}/{digest}/{self._asked[digest]}"
@@ -110,7 +107,6 @@ class HttpJudge:
         self.model = _listed_model(self._client)
 
     async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
-        """See Judge.complete."""
         sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
         body: dict[str, Any] = {"model": self.model, "messages": list(messages), **sampling}
         headers: dict[str, str] = {}
@@ -127,7 +123,6 @@ class HttpJudge:
             raise self._unavailable(f"unexpected answer {text_of(answer, 200)}") from error
 
     def close(self) -> None:
-        """Stop the client's threads."""
         self._client.close()
 
     def _unavailable(self, cause: str) -> JudgeUnavailableError:

@@ -36,7 +36,6 @@ class JudgeSampling(BaseModel):
     max_output_tokens: int = Field(default=16384, gt=0)
 
     async def reply(self, judge: Judge, messages: Messages) -> str:
-        """What a judge completes the messages with."""
         top_p, limit = self.top_p, self.max_output_tokens
         return await judge.complete(messages, temperature=self.temperature, top_p=top_p, max_tokens=limit)
 

@@ -28,6 +28,11 @@ class RubricEnvironment(JudgedEnvironment):
     required_fields: ClassVar[tuple[str, ...]] = ("rubric",)
     config_class = RubricConfig
     config: RubricConfig
+    asked: ClassVar[str]
+    """Key of an item's text."""
+
+    def check_values(self, row: Row) -> None:
+        check_rubric(row, self.asked)
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         if not response.text.strip():
@@ -66,10 +71,10 @@ def check_rubric(row: Row, key: str) -> None:
             raise RowError(f"rubric[{index}].{key}", "the text of the item", repr(item)[:80])
     try:
         weights = _weights(rubric)
-    except (TypeError, ValueError) as error:
-        raise RowError("rubric", "numbers as weights", str(error)) from error
+    except (TypeError, ValueError):
+        weights = [-1.0]
     if min(weights) < 0 or sum(weights) <= 0 or not math.isfinite(sum(weights)):
-        raise RowError("rubric", "finite weights that are not negative and not all zero", repr(weights))
+        raise RowError("rubric", "finite weights that are not negative and not all zero", repr(rubric)[:80])
 
 
 YES, NO = "[[YES]]", "[[NO]]"
@@ -85,15 +90,15 @@ class Multichallenge(RubricEnvironment):
     """multichallenge: the last turn of a long conversation, judged by the row's rubric of yes-or-no questions."""
 
     name: ClassVar[str] = "multichallenge"
+    asked = "question"
 
     def check_values(self, row: Row) -> None:
-        check_rubric(row, "question")
+        super().check_values(row)
         for index, item in enumerate(row["rubric"]):
             if _passing(item) not in (YES, NO):
                 raise RowError(f"rubric[{index}].pass_criteria", "YES or NO", repr(item.get("pass_criteria")))
 
     async def passes(self, row: Row, answer: str, item: dict[str, Any]) -> bool:
-        """Whether the label that the judge names last is the item's."""
         passing = _passing(item)
         context = str(row.get("context") or "") or "\n\n".join(
             f"[{message['role'].upper()}]: {message['content']}" for message in conversation(row)
@@ -125,12 +130,9 @@ class InverseIf(RubricEnvironment):
     """
 
     name: ClassVar[str] = "inverse_if"
-
-    def check_values(self, row: Row) -> None:
-        check_rubric(row, "criteria")
+    asked = "criteria"
 
     async def passes(self, row: Row, answer: str, item: dict[str, Any]) -> bool:
-        """Whether the judge's `result` is PASS, the first that it writes and the last."""
 
         def read(reply: str) -> bool | None:
             results = [result.upper() for _, _, result in _RESULT.findall(reply)]

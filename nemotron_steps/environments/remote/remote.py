@@ -93,7 +93,6 @@ class RemoteEnvironment(Environment):
                 raise RowError(path, f"a value at `{path}`", "nothing")
 
     async def seed(self, row: Row) -> Session:
-        """Open the server's session; its cookie is the state."""
         session = await super().seed(row)
         try:
             answer, cookies = await self.client.post("/seed_session", {**row, **self._policy})
@@ -122,7 +121,6 @@ class RemoteEnvironment(Environment):
             return "error: the answer is nested too deep"
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """The server's reward; a masked or missing one is a failure."""
         cookies = session.state.cookies if session.state else None
         return self._verdict(await self._judged("/verify", {**row, "response": response_object(response)}, cookies))
 
@@ -158,9 +156,8 @@ class RemoteEnvironment(Environment):
         components = answer.get("components")
         given = components if isinstance(components, dict) else {}
         numbers = {key: value for key, value in given.items() if isinstance(value, int | float)}
-        for key, value in numbers.items():
-            if not abs(value) <= FLOAT32_MAX:
-                return _refused(f"component {key}", value)
+        if any(not abs(value) <= FLOAT32_MAX for value in numbers.values()):
+            return _refused("components", numbers)
         numbers = {key: float(value) for key, value in numbers.items()}
         notes = notes_from(answer.get("details"))
         return GradeResult(float(reward), numbers, details={JUDGE_NOTES: notes} if notes else {})
@@ -179,15 +176,11 @@ class RemoteAgent(RemoteEnvironment):
     runs_agent: ClassVar[bool] = True
 
     def check_row(self, row: Row, where: str) -> None:
-        """As every environment; and there must be an endpoint for the agent to use."""
         if self.config.policy_base_url is None:
-            raise ConfigError(
-                "an agent needs an endpoint to sample from",
-                where="policy.generation.vllm_cfg.expose_http_server",
-                expected="true, or env.nemo_gym.environments.remote_agent.policy_base_url",
-                found="neither",
-                hints=("policy.generation.vllm_cfg.expose_http_server=true",),
-            )
+            key = "policy.generation.vllm_cfg.expose_http_server"
+            expected = "true, or env.nemo_gym.environments.remote_agent.policy_base_url"
+            what = "an agent needs an endpoint to sample from"
+            raise ConfigError(what, where=key, expected=expected, found="neither", hints=(f"{key}=true",))
         super().check_row(row, where)
 
     async def run_agent(self, row: Row, sampling: dict[str, Any]) -> AgentRun:
@@ -206,7 +199,6 @@ class RemoteAgent(RemoteEnvironment):
         return AgentRun(output, self._verdict(answer), truncated=bool(response.get("incomplete_details")))
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        """Never asked for: the verdict comes with the rollout."""
         raise AssertionError("an agent's rollout carries its own verdict")
 
 

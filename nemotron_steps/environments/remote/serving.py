@@ -59,7 +59,6 @@ class EnvironmentServer:
 
     @property
     def url(self) -> str:
-        """Base URL to reach it at."""
         return self._http.url
 
     def __enter__(self) -> Self:

@@ -264,7 +264,6 @@ class _Module:
         self._edit(statement, "; ".join(f"{self._recorder}['record']({call})" for call in calls))
 
     def _recorded(self, test: Test, required: bool, condition: _Condition, blind: _Blind) -> str:
-        """The arguments of the call that records a condition."""
         left, right, operation = condition.left, condition.right, condition.operation
         tolerance = condition.tolerance
         for here, there, name in ((left, right, operation), (right, left, _MIRRORED.get(operation, ""))):
@@ -293,7 +292,6 @@ class _Module:
         return key, negated
 
     def _token(self, cell: ast.expr, shown: str) -> str:
-        """What stands in the place of a literal."""
         if id(cell) not in self._tokens:
             token = self._tokens[id(cell)] = new_token()
             self._expected.expected[token], self._expected.shown[token] = ast.literal_eval(cell), shown

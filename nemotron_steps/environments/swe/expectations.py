@@ -54,7 +54,6 @@ class Site:
     """Of `almost`: arguments of pytest.approx or assertAlmostEqual."""
 
     def holds(self, recorded: Any, expected: Any) -> bool:
-        """Whether the assertion holds. It does not where the two cannot be compared."""
         try:
             if self.operation == "almost":
                 return _almost(recorded, expected, self.tolerance)
@@ -101,7 +100,6 @@ class Expectations:
         return key
 
     def orders(self, opaque: Iterable[str]) -> Orders:
-        """Candidates for the values of these keys."""
         return {key: _candidates(self.expected[key]) for key in opaque}
 
     def as_written(self, output: str) -> str:

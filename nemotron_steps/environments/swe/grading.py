@@ -44,14 +44,12 @@ class HiddenTests:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], default_command: str) -> HiddenTests:
-        """Those of a row."""
         command = str(row.get("test_command") or default_command)
         patches = (str(row.get(key) or "") for key in ("test_patch", "patch"))
         return cls(command, row.get("test_files") or {}, *patches)
 
     @property
     def shell(self) -> str:
-        """The command with the test files' paths."""
         return self.command.replace(TESTS, " ".join(map(shlex.quote, self.modules)))
 
     @property
@@ -144,7 +142,6 @@ class Grader:
         self._tasks: OrderedDict[str, _Task] = OrderedDict()
 
     async def grade(self, task: str, prepare: Prepare, command: str, wall_s: float | None) -> Graded:
-        """How an answer to a task does."""
         known = self._tasks.setdefault(task, _Task())
         if len(self._tasks) > REMEMBERED:
             self._tasks.popitem(last=False)
@@ -201,9 +198,9 @@ async def _run(
         argv = ["head", "-c", str(RECORD_BYTES), "--", tests.record_path]
         records = (await laid.session.run(argv, cwd="/", wall_s=READ_S)).stdout
     output = await asyncio.to_thread(tests.expected.as_written, f"{result.stdout}\n{result.stderr}")
-    told = await asyncio.to_thread(test_run, output)
-    found = await asyncio.to_thread(tests.expected.findings, told.passed, told.others, records, orders)
-    return _Run(told.passed, found, result.outcome, output)
+    passed, others = await asyncio.to_thread(test_run, output)
+    found = await asyncio.to_thread(tests.expected.findings, passed, others, records, orders)
+    return _Run(passed, found, result.outcome, output)
 
 
 async def run_as_written(prepare: Prepare, command: str, wall_s: float) -> Graded:

@@ -11,7 +11,6 @@ written without running anything (steps/data_prep/swe/demonstrations.py).
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nemotron_steps.sandbox.base import Outcome, SandboxResult
@@ -25,23 +24,14 @@ _GOOD = frozenset({"PASSED", "XFAIL", "ok", "expected failure"})
 _NEUTRAL = frozenset({"SKIPPED", "skipped"})
 
 
-@dataclass(frozen=True)
-class TestRun:
-    """Tests by what was said of them, in the words of `pytest -rA` or `unittest -v`: passed and nothing else, or (also)
-    something else. The code under test may print what it likes: this is only a claim (blinding.py has the proof).
-    """
-
-    passed: frozenset[str]
-    others: frozenset[str]
-
-
-def test_run(output: str) -> TestRun:
-    """Read the output of a test command."""
+def test_run(output: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Tests that `pytest -rA` or `unittest -v` says have passed and nothing else, and those of which it says (also)
+    something else. The code under test may print what it likes: this is only a claim (blinding.py has the proof)."""
     found = [(name, status) for status, name in _PYTEST.findall(output)]
     found += [(dotted(name), status) for name, status in _UNITTEST.findall(output)]
     good = {name for name, status in found if status in _GOOD}
     bad = {name for name, status in found if status not in _GOOD | _NEUTRAL}
-    return TestRun(frozenset(good - bad), frozenset({name for name, status in found if status not in _GOOD}))
+    return frozenset(good - bad), frozenset({name for name, status in found if status not in _GOOD})
 
 
 def dotted(name: str) -> str:

@@ -116,10 +116,8 @@ class Raises:
         self.site, self.block, self.negated = site, block, negated
 
     def __enter__(self) -> Any:
-        """As the block."""
         return self.block.__enter__()
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
-        """As the block."""
         record(self.site, (kind is not None) is not self.negated)
         return self.block.__exit__(kind, error, trace)

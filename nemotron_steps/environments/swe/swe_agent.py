@@ -139,9 +139,12 @@ class SweAgent(Environment):
         agent.calls += 1
         if agent.lost is not None:
             return GONE
-        problem = _problem(name, arguments)
-        if problem is not None:
-            return problem
+        tool = next((tool for tool in TOOLS if tool["name"] == name), None)
+        if tool is None:
+            return f"error: no tool is named {name!r}; there are {', '.join(tool['name'] for tool in TOOLS)}"
+        for key in tool["parameters"]["required"]:
+            if not isinstance(arguments.get(key), str) or "\0" in arguments[key]:
+                return f"error: the argument `{key}` must be a string without null characters"
         try:
             if agent.copy is None:
                 entered = self._session(agent.row, self.config.agent_timeout_s)
@@ -242,16 +245,3 @@ class SweAgent(Environment):
             raise CannotJudgeError(AGENT_TIMEOUT, "the agent's total time is used up")
         if outcome is Outcome.MEMORY_LIMIT:
             raise CannotJudgeError(AGENT_OUT_OF_MEMORY, "the working copy's memory is used up")
-
-
-def _problem(name: str, arguments: Mapping[str, Any]) -> str | None:
-    """What is wrong with a call, as its answer."""
-    tool = next((tool for tool in TOOLS if tool["name"] == name), None)
-    if tool is None:
-        return f"error: no tool is named {name!r}; there are {', '.join(tool['name'] for tool in TOOLS)}"
-    for key in tool["parameters"]["required"]:
-        if not isinstance(arguments.get(key), str):
-            return f"error: the argument `{key}` must be a string"
-        if "\0" in arguments[key]:
-            return f"error: the argument `{key}` has a null character"
-    return None

@@ -115,20 +115,17 @@ class WorkingCopy(ABC):
         """Make the changes in this copy; False if they do not fit."""
 
     async def apply_patch(self, patch: str) -> bool:
-        """Apply a unified diff; False if it does not fit."""
         if not patch:
             return True
         script = f"git -c safe.directory={shlex.quote(self.root)} apply --whitespace=nowarn -"
         return (await self._run("/bin/sh", "-c", script, stdin=patch)).ok
 
     async def bash(self, command: str, wall_s: float) -> str:
-        """The tool of that name."""
         # On a line of its own, so that a syntax error in the command stays the command's.
         result = await self.session.run(["/bin/bash", "-c", f"exec 2>&1\n{command}"], cwd=self.root, wall_s=wall_s)
         return command_text(result, self._shown)
 
     async def view(self, path: str, view_range: Any = None) -> str:
-        """The tool of that name."""
         content, problem = await self._read(path)
         if content is not None:
             return shortened(view_text(path, content, view_range), self._shown)
@@ -138,7 +135,6 @@ class WorkingCopy(ABC):
         return f"error: {problem}"
 
     async def edit(self, path: str, old: str, new: str) -> str:
-        """The tool of that name."""
         changed: str | None = new
         content, problem = await self._read(path)
         if old == "" and content is None and problem == f"there is no file {path}":
@@ -176,7 +172,6 @@ class FilesCopy(WorkingCopy):
         self._files = files
 
     async def lay(self) -> None:
-        """See WorkingCopy.lay."""
         await self.session.write({f"{self.root}/{path}": text for path, text in self._files.items()})
 
     async def changes(self) -> Changes:
@@ -205,7 +200,6 @@ class FilesCopy(WorkingCopy):
         return Changes(files, left_out=tuple(left_out))
 
     async def apply(self, changes: Changes) -> bool:
-        """See WorkingCopy.apply."""
         await self.session.write({f"{self.root}/{p}": text for p, text in changes.files.items() if text is not None})
         removed = [path for path, text in changes.files.items() if text is None]
         return not removed or (await self._run("rm", "-f", "--", *removed)).ok
@@ -241,7 +235,6 @@ class ImageCopy(WorkingCopy):
         self._base = found.stdout.strip()
 
     async def changes(self) -> Changes:
-        """See WorkingCopy.changes."""
         safe = f"git -c safe.directory={shlex.quote(self.root)} -c core.hooksPath=/dev/null -c core.fsmonitor=false"
         script = (
             f"{safe} add -A && {safe} diff --cached --no-ext-diff --no-textconv --no-renames --full-index"
@@ -266,7 +259,6 @@ class ImageCopy(WorkingCopy):
         return Changes(patch="".join(kept), left_out=tuple(left_out))
 
     async def apply(self, changes: Changes) -> bool:
-        """See WorkingCopy.apply."""
         return await self.apply_patch(changes.patch)
 
 

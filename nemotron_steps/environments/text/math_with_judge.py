@@ -51,7 +51,6 @@ class MathWithJudge(JudgedEnvironment):
         return (self.role,) if self.config.should_use_judge else ()
 
     def check_values(self, row: Row) -> None:
-        """The expected answer must be non-empty text, and one that math-verify reads where there is no judge."""
         expected = strip_delimiters(str(row["expected_answer"]))
         readable = _CONTENT.search(_TEXT_COMMAND.sub("", expected)) and not expected.startswith("}")
         if not expected or not (readable or self.config.should_use_judge):
@@ -59,10 +58,7 @@ class MathWithJudge(JudgedEnvironment):
             raise RowError("expected_answer", "a mathematical expression" if expected else "a non-empty answer", found)
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
-        return await self.verify_answer(str(row["question"]), str(row["expected_answer"]), response.text)
-
-    async def verify_answer(self, question: str, expected: str, text: str) -> GradeResult:
-        """The same for any text; shared with environments that end in a boxed answer."""
+        question, expected, text = str(row["question"]), str(row["expected_answer"]), response.text
         answer = last_boxed(text)
         components = {"boxed": float(bool(answer))}
         if answer is None:

@@ -50,8 +50,6 @@ class Mcqa(Environment):
     config: McqaConfig
 
     def check_values(self, row: Row) -> None:
-        """Options are letter → text and the key is one of them (any letter, where a regex finds it); the mode and the
-        regexes are usable."""
         letters, patterns, key = options_of(row), output_regexes(row), _key(row)
         problem = regex_problem(patterns)
         if problem is not None:

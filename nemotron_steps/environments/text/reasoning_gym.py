@@ -45,8 +45,6 @@ UNPARSEABLE = "?"
 
 _BITWISE = frozenset("0123456789abcdefABCDEFxX+-*&|^~<>() ")
 
-SCORER_FAILED = "scorer_failed"
-
 Scorer = Callable[..., float]
 
 
@@ -57,7 +55,6 @@ class ReasoningGym(Environment):
     required_fields: ClassVar[tuple[str, ...]] = ("question", "metadata.source_dataset")
 
     def check_values(self, row: Row) -> None:
-        """The data set must exist in the installed library, and the fields its scorer evaluates must be plain data."""
         if "answer" not in row:
             raise RowError("answer", "the reference answer (null where the data set has none)", "no such field")
         if not isinstance(row["answer"], str | None):
@@ -103,13 +100,14 @@ def _vetted(row: Row, text: str) -> tuple[str, str, dict[str, Any]]:
 
 def _verdict(answer: str, vetted: str, score: float | None, failure: str) -> GradeResult:
     details = {"extracted_answer": answer[:MAX_LENGTH]}
-    if score is None:
-        return GradeResult.failed(SCORER_FAILED, message=failure, **details)
-    return GradeResult(score, {"score": score, "answer_refused": float(vetted is not answer)}, details=details)
+    if failure:  # over the answer: check_values has tried the row
+        details["raised"] = failure
+    components = {"score": score or 0.0, "answer_refused": float(vetted is not answer)}
+    return GradeResult(score or 0.0, components, details=details)
 
 
 def score_answer(answer: str, entry: dict[str, Any]) -> tuple[float | None, str]:
-    """(score, "") by the library, or (None, why it cannot score this row at all). The answer must have been vetted."""
+    """(score, "") by the library, or (None, what its scorer raised). The answer must have been vetted."""
     entry = copy.deepcopy(entry)
     source = entry["metadata"]["source_dataset"]
     scorer = scorer_of(source)
@@ -121,13 +119,7 @@ def score_answer(answer: str, entry: dict[str, Any]) -> tuple[float | None, str]
         score = float(scorer(answer=answer, entry=entry))
         return min(1.0, max(0.0, score)) if math.isfinite(score) else 0.0, ""
     except Exception as error:
-        cause = repr(error)
-    # Whose fault? A scorer that also fails on the reference answer cannot judge this row at all.
-    try:
-        scorer(answer=entry["answer"], entry=entry)
-    except Exception:
-        return None, cause
-    return 0.0, ""
+        return None, repr(error)
 
 
 @cache
@@ -136,11 +128,8 @@ def scorer_of(source: str) -> Scorer | None:
     try:
         import reasoning_gym
     except ImportError as error:
-        raise UnsupportedError(
-            "the reasoning_gym environment needs the reasoning-gym package",
-            found=str(error),
-            hints=("pip install reasoning-gym",),
-        ) from error
+        what = "the reasoning_gym environment needs the reasoning-gym package"
+        raise UnsupportedError(what, found=str(error), hints=("pip install reasoning-gym",)) from error
     try:
         return reasoning_gym.get_score_answer_fn(source)  # type: ignore[no-any-return]
     except ValueError:

@@ -50,18 +50,14 @@ def parse(text: str, kind: str, schema: Schema) -> Any:
                 raise FormatError("document type declarations are not accepted")
             root = ElementTree.fromstring(text.strip())
             return finite(coerce({root.tag: _element(root)}, schema))
-        if kind == "csv":
-            header, *rows = csv.reader(io.StringIO(text), strict=True)
-            rows = [line for line in rows if line]
-            if not rows or any(len(line) != len(header) for line in rows):
-                raise FormatError("no row, or one with more or fewer fields than the header")
-            items = schema.get("items", schema)
-            return finite([coerce(dict(zip(header, line, strict=True)), items) for line in rows])
-    except FormatError:
-        raise
+        header, *rows = csv.reader(io.StringIO(text), strict=True)
+        rows = [line for line in rows if line]
+        if not rows or any(len(line) != len(header) for line in rows):
+            raise FormatError("no row, or one with more or fewer fields than the header")
+        items = schema.get("items", schema)
+        return finite([coerce(dict(zip(header, line, strict=True)), items) for line in rows])
     except (ValueError, RecursionError, csv.Error, ElementTree.ParseError) as error:
         raise FormatError(str(error)[:200]) from error
-    raise ValueError(f"unknown format {kind!r}")
 
 
 def coerce(value: Any, schema: Any) -> Any:

@@ -85,7 +85,6 @@ class NsTools(MathWithJudge, SandboxedEnvironment):
         return super().tools_of(row) or [TOOL_SPEC]
 
     async def seed_recorded(self, row: Row) -> Session:
-        """No notebook: the calls of the response are counted."""
         return await super().seed(row)
 
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:

@@ -98,13 +98,13 @@ def same_target(category: str | None, expected: dict[str, Any], actual: dict[str
             return False
         if not _same_file(expected, actual, 2):
             return False
-        ranges = [side.get("view_range") for side in (actual, expected)]
+        ranges: list[Any] = [side.get("view_range") for side in (actual, expected)]
         known = all(isinstance(each, list) and [*map(type, each)] == [int, int] for each in ranges)
         if commands != ("view", "view") or not known:
             return True  # no range views the whole file
         (begin, end), (want_begin, want_end) = ranges
         overlap = max(0, min(end, want_end) - max(begin, want_begin))
-        return overlap / max(1, want_end - want_begin) >= VIEWED_SHARE
+        return bool(overlap / max(1, want_end - want_begin) >= VIEWED_SHARE)
     if category == "bash":
         first, second = _command(expected), _command(actual)
         if not first or not second:

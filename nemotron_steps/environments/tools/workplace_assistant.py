@@ -99,7 +99,6 @@ class Workplace:
                 self._tools[f"{table}_{tool}"] = partial(made[tool.partition("_")[0]], table)
 
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Result of a tool call, or a text that says what was wrong with it."""
         if name not in self._tools:
             return f"Error: no tool is named {name}."
         given = {key: value for key, value in arguments.items() if value is not None}
@@ -314,7 +313,6 @@ class WorkplaceAssistant(Environment):
         return GradeResult(float(not wrong), components, details={"differs": wrong})
 
     def _wanted(self, row: Row) -> Workplace:
-        """The databases after the ground truth."""
         workplace = Workplace(self._tables())
         for index, call in enumerate(row["ground_truth"]):
             arguments = _call(call).parsed_arguments()

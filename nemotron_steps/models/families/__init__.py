@@ -36,7 +36,7 @@ class ConfigValues:
             found = "null" if any(name in self._config for name in names) else "no such key"
             raise self.refusal(f"config.json lacks {self._prefix}{names[0]}", names[0], found)
         wanted = f"a whole number from {least} to {most}"
-        return self._checked(name, lambda value: type(value) is int and least <= value <= most, wanted)
+        return int(self._checked(name, lambda value: type(value) is int and least <= value <= most, wanted))
 
     def flag(self, *names: str, default: bool) -> bool:
         """The truth value under the first of these keys that is there, null being false."""

@@ -1,6 +1,5 @@
 """Decoders of equal layers, attention and then an MLP or experts: Llama, Qwen2, Qwen3 and Qwen3-MoE."""
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -8,8 +7,7 @@ from nemotron_steps.config.families import LISTED, QK_NORM, QKV_BIAS, ROPE_TYPES
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture, RopeScaling
 from nemotron_steps.models.families import ConfigValues
-from nemotron_steps.models.families.layers import Place, attention, experts, mlp
-from nemotron_steps.models.mapping import Parameter
+from nemotron_steps.models.mapping import Parameter, Place, attention, experts, mlp
 
 CARRIED = ""
 _SCALED = {"linear": ("factor",), "yarn": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
@@ -76,7 +74,13 @@ def parameters(architecture: Architecture) -> Iterator[Parameter]:
 
 def _read_rope(config: Mapping[str, Any], values: ConfigValues, where: str) -> tuple[float, RopeScaling | None]:
     within = "rope_parameters" if values.under("rope_parameters") else "rope_scaling"
-    stated = values.under(within)
+    stated, older = values.under(within), values.under("rope_scaling")
+    # Under one name each, whichever of its names a description uses.
+    here, there = ({"rope_type" if key == "type" else key: each[key] for key in each} for each in (stated, older))
+    apart = any(key != "rope_theta" and here.get(key) != value for key, value in there.items())
+    if within == "rope_parameters" and apart:
+        what, found = "rope_parameters and rope_scaling describe different positions", f"{stated} and {older}"
+        raise values.refusal(what, "one of them", found)
     rope = ConfigValues(stated, where, within)
     rope_type = stated.get("rope_type") or stated.get("type") or "default"
     known = " | ".join(ROPE_TYPES)
@@ -86,6 +90,7 @@ def _read_rope(config: Mapping[str, Any], values: ConfigValues, where: str) -> t
         )
     if any(each.number("partial_rotary_factor", 1.0, nullable=False) != 1.0 for each in (rope, values)):
         raise UnsupportedError("partial rotary embeddings are not implemented", where=where)
+    stated = {key: value for key, value in stated.items() if value is not None}
     unknown = sorted(set(stated) - set(RopeScaling.__dataclass_fields__) - _ROPE_BESIDES)
     if unknown:
         raise UnsupportedError("unknown rotary scaling parameters", where=where, found=", ".join(unknown))
@@ -100,9 +105,8 @@ def _read_rope(config: Mapping[str, Any], values: ConfigValues, where: str) -> t
     numbers: dict[str, Any] = {}
     for name in ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
         numbers[name] = rope.number(name, getattr(RopeScaling, name), least=0, nullable=False)
-    for name, least in (("attention_factor", 0), ("mscale", -math.inf), ("mscale_all_dim", -math.inf)):
-        if stated.get(name) is not None:
-            numbers[name] = rope.number(name, 0.0, least=least)
+    if stated.get("attention_factor") is not None:
+        numbers["attention_factor"] = rope.number("attention_factor", 0.0, least=0)
     original, longest = "original_max_position_embeddings", values.count("max_position_embeddings")
     numbers[original] = rope.count(original, default=longest)
     return theta, RopeScaling(rope_type, truncate=rope.flag("truncate", default=RopeScaling.truncate), **numbers)

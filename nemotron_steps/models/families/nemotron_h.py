@@ -9,8 +9,7 @@ from nemotron_steps.config.families import KINDS, LETTERS, LISTED, UNKNOWN, if_a
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture, Mamba2
 from nemotron_steps.models.families import ConfigValues
-from nemotron_steps.models.families.layers import Place, attention, experts, mlp
-from nemotron_steps.models.mapping import Layout, Parameter
+from nemotron_steps.models.mapping import Layout, Parameter, Place, attention, experts, mlp
 
 CARRIED = "mtp."
 """Multi-token prediction: transformers does not have it, a policy only if it trains it, and no conversion loses it."""

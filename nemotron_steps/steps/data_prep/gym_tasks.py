@@ -26,12 +26,6 @@ DRAWS_PER_QUESTION = 60
 """Draws before a task is said to have too few distinct questions: this many for each one wanted, and a thousand."""
 
 
-def split_of(text: str, source: ReasoningGymSource) -> Split:
-    """The split a question belongs to, by its text without what its form adds: the same in every form."""
-    place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
-    return split_at(place, source.heldout_fraction, source.validation_fraction)
-
-
 def draw_questions(source: ReasoningGymSource, rows: SplitRows) -> dict[Split, list[Question]]:
     """Distinct questions of every split, tasks mixed by weight, in an order drawn from the seed."""
     drawn: dict[Split, list[Question]] = {split: [] for split in SPLITS}
@@ -61,7 +55,9 @@ def _draw_task(
         if text in seen:
             continue
         seen.add(text)
-        split = split_of(text, source)
+        # The same in every form: by the text without what its form adds.
+        place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
+        split = split_at(place, source.heldout_fraction, source.validation_fraction)
         if len(found[split]) < quotas[split]:
             asked = ask(task.form, text, entry["answer"])
             found[split].append(Question(text + asked.suffix, entry["answer"], entry["metadata"], asked))

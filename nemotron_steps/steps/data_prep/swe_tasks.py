@@ -32,8 +32,14 @@ from nemotron_steps.steps.data_prep.blends.splits import (
 )
 from nemotron_steps.steps.data_prep.swe.demonstrations import recorded_steps
 from nemotron_steps.steps.data_prep.swe.mining import AGENT, STEPS_AGENT, Miner, issue_of, row_of
-from nemotron_steps.steps.data_prep.swe.mutations import Mutation, mutations_of
-from nemotron_steps.steps.data_prep.swe.packages import Package, failing_test, made_up_tasks, packages_in
+from nemotron_steps.steps.data_prep.swe.packages import (
+    Mutation,
+    Package,
+    failing_test,
+    made_up_tasks,
+    mutations_of,
+    packages_in,
+)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

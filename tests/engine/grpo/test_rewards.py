@@ -232,7 +232,7 @@ def test_a_penalised_rollout_has_reward_0_and_one_below_0_gains_nothing() -> Non
         [], ["empty_final_answer"], ["empty_final_answer"], None,
     ]  # fmt: skip
     assert rollouts[1].reward == 1.0  # the collector's own is left alone
-    shares = rollout_metrics(found.rollouts, torch.zeros(4), (), 0)
+    shares = rollout_metrics(found.rollouts, torch.zeros(4), 0)
     assert shares["reward_penalties/empty_final_answer"] == pytest.approx(2 / 3)
     assert shares["reward_penalties/duplicated_reasoning"] == 0.0
-    assert not [name for name in rollout_metrics(rollouts, torch.zeros(4), (), 0) if "penalties" in name]
+    assert not [name for name in rollout_metrics(rollouts, torch.zeros(4), 0) if "penalties" in name]

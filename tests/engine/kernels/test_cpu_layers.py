@@ -8,9 +8,8 @@ import torch.nn.functional as F
 
 from nemotron_steps.engine.kernels import cpu_layers
 from nemotron_steps.engine.kernels.cpu_layers import attend, attend_backward, attention_half, feed_forward
-from nemotron_steps.engine.kernels.fused import rms_norm, split_heads
-from nemotron_steps.engine.kernels.linear import linear
-from nemotron_steps.engine.policy.attention import flat_attention
+from nemotron_steps.engine.kernels.fused import linear, rms_norm, split_heads
+from nemotron_steps.engine.policy.layers import flat_attention
 from nemotron_steps.engine.policy.token_layout import build_layout
 from tests.conditioning import assert_conditioned, in_float64, with_gradients
 from tests.engine.policy.batches import grouped_batch

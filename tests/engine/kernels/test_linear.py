@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nemotron_steps.engine.kernels.linear import linear, linear_forward, outer_product
+from nemotron_steps.engine.kernels.fused import linear, linear_forward, outer_product
 from tests.conditioning import assert_conditioned, in_float64, with_gradients
 
 

@@ -23,18 +23,6 @@ expected.backward(grad)
 torch.testing.assert_close(triton_kernels.swiglu_forward(gate_up), expected.detach())
 torch.testing.assert_close(triton_kernels.swiglu_backward(gate_up, grad), leaf.grad)
 
-states, added, weight = random(2100, 24), random(2100, 24), random(24)
-grads = random(2100, 24), random(2100, 24)
-leaves = [tensor.clone().requires_grad_() for tensor in (states, added, weight)]
-total, normed = fused.add_rms_norm(*leaves, 1e-6)
-torch.autograd.backward((total, normed), grads)
-found = triton_kernels.add_rms_norm_forward(states, added, weight, 1e-6)
-torch.testing.assert_close(found[:2], (total.detach(), normed.detach()))
-grad, grad_weight = triton_kernels.add_rms_norm_backward(found[0], weight, found[2], *grads)
-torch.testing.assert_close(grad, leaves[0].grad, atol=1e-5, rtol=1e-5)
-torch.testing.assert_close(grad, leaves[1].grad, atol=1e-5, rtol=1e-5)
-torch.testing.assert_close(grad_weight, leaves[2].grad, atol=1e-4, rtol=1e-4)
-
 tokens, groups, heads, width = 41, 2, 3, 16
 angles = random(tokens, 1, 1, width // 2).repeat(1, 1, 1, 2)
 cos_sin = torch.stack((angles.cos(), angles.sin()))
@@ -70,7 +58,7 @@ torch.testing.assert_close(residuals[:, 7].double(), left.expand(2), atol=0, rto
 
 ATTENTION = """
 import sys, torch
-from nemotron_steps.engine.policy import attention
+from nemotron_steps.engine.policy import layers as attention
 from nemotron_steps.engine.kernels import triton_attention as kernels
 from nemotron_steps.engine.policy.token_layout import build_layout
 from tests.engine.policy.batches import grouped_batch

@@ -62,9 +62,9 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> tuple[GenerationWorker, Noted]:
     """A worker that has been sent its first weights, version 3."""
     generator = Noted()
 
-    def build(self: GenerationWorker, weights: Any) -> Noted:
+    def build(self: GenerationWorker, weights: Any) -> None:
         generator.told.append(f"built of {[name for name, _ in weights]}")
-        return generator
+        self._generator = cast(Any, generator)
 
     monkeypatch.setattr(GenerationWorker, "_build", build)
     made = GenerationWorker(cast(Any, None))

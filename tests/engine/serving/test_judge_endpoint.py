@@ -11,9 +11,8 @@ import pytest
 from nemotron_steps.config.schema.rl import VllmModelConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
-from nemotron_steps.engine.rollouts.judges import GeneratorJudge
 from nemotron_steps.engine.serving.endpoint import Endpoint
-from nemotron_steps.engine.setup.backends import build_judge
+from nemotron_steps.engine.setup.backends import GeneratorJudge, build_judge
 from nemotron_steps.engine.types import SamplingParams
 from nemotron_steps.environments.judged.judges import HttpJudge
 from nemotron_steps.errors import JudgeUnavailableError

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from nemotron_steps.engine.weight_sync.transfer import (
-    Receiver,
     StreamReceiver,
     StreamSender,
     WeightPlan,
     choose_transports,
+    receivers_of,
 )
 from nemotron_steps.engine.workers.workers import Worker, bind_port, join_store, serve_store
 from tests.engine.weight_sync.transfers import transfer
@@ -74,7 +74,7 @@ def worker(name, node, *devices):
 
 
 def transports(ranks, generators, processes=1):
-    return choose_transports(ranks, [receiver for one in generators for receiver in Receiver.of(one, processes)])
+    return choose_transports(ranks, [device for one in generators for _, device in receivers_of(one, processes)])
 
 
 def test_the_way_follows_the_device():

@@ -14,15 +14,13 @@ UNITTEST = "test_a (m.T.test_a) ... ok\ntest_b (m.T)\nSays it. ... FAIL\ntest_c 
 
 def test_runs_of_both_runners_are_read() -> None:
     run = results.test_run(PYTEST)
-    assert run == results.TestRun(frozenset({"t.py::a", "t.py::e"}), frozenset({"t.py::b", "t.py::c", "[1] d"}))
-    assert results.test_run(UNITTEST) == results.TestRun(
-        frozenset({"m.T.test_a"}), frozenset({"m.T.test_b", "m.T.test_c"})
-    )
-    assert results.test_run("XPASS a\nx PASSED b") == results.TestRun(frozenset(), frozenset({"a"}))
+    assert run == (frozenset({"t.py::a", "t.py::e"}), frozenset({"t.py::b", "t.py::c", "[1] d"}))
+    assert results.test_run(UNITTEST) == (frozenset({"m.T.test_a"}), frozenset({"m.T.test_b", "m.T.test_c"}))
+    assert results.test_run("XPASS a\nx PASSED b") == (frozenset(), frozenset({"a"}))
     either = results.test_run(
         "test_d (m.D) ... expected failure\ntest_e (m.E) ... unexpected success\ntest_f (m.F) ... ERROR"
     )
-    assert either == results.TestRun(frozenset({"m.D.test_d"}), frozenset({"m.E.test_e", "m.F.test_f"}))
+    assert either == (frozenset({"m.D.test_d"}), frozenset({"m.E.test_e", "m.F.test_f"}))
 
 
 def test_names_of_tests_are_a_list_or_one_as_json() -> None:

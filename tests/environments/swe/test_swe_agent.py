@@ -58,7 +58,7 @@ def test_the_tools_say_what_is_wrong_with_a_call() -> None:
         "error: pkg/calc.py has lines 1 to 6",
         "error: old_str occurs 2 times in pkg/calc.py, not once",
         "error: it is a folder",
-        "error: the argument `old_str` must be a string",
+        "error: the argument `old_str` must be a string without null characters",
         "error: no tool is named 'browse'; there are bash, view, edit",
         "out\nerr\n\n[exit code 4]",
     ]

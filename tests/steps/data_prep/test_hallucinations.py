@@ -9,8 +9,7 @@ import pytest
 from nemotron_steps.config.schema.tool_preferences import ToolTasksSource
 from nemotron_steps.errors import DataError
 from nemotron_steps.steps.data_prep import tool_preference_prep as tool_tasks
-from nemotron_steps.steps.data_prep.hallucinations import HallucinationMaker
-from nemotron_steps.steps.data_prep.tool_preference_prep import tool_rows
+from nemotron_steps.steps.data_prep.tool_preference_prep import HallucinationMaker, tool_rows
 
 
 def row(*tools: dict[str, Any], **arguments: Any) -> dict[str, Any]:

@@ -90,16 +90,9 @@ class DeviceView(NamedTuple):
 
 
 class CachedModel(ABC):
-    """Weights and forward pass of one model.
-
-    Attributes:
-        cached_layers: layers that keep keys and values.
-        recurrent: whether there are layers with states, which cannot be cut as keys and values can.
-        queries_per_lane: query heads that share a key-value head.
-        loads: how often weights have been loaded.
-        masked: what is added to the score of a hidden key.
-        chosen: where each mixture leaves the experts [n, k] it chooses in a forward pass; None: they are not recorded.
-    """
+    """Weights and forward pass of one model. `recurrent`: there are layers with states, which cannot be cut as keys and
+    values can. `queries_per_lane` query heads share a key-value head. `masked` is added to the score of a hidden key.
+    `chosen` is where each mixture leaves the experts [n, k] it chooses in a forward pass; None: not recorded."""
 
     UNUSED: tuple[str, ...] = ()
     """How names of weights begin that are part of the model, but take no part in generation."""

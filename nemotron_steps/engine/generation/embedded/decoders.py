@@ -1,8 +1,7 @@
 """One whole decoding step, from the newest tokens to the next ones, as one call: a CUDA graph, or a kernel in C.
 
 For a CUDA graph, shapes are fixed by rounding the number of rows up; where the step writes, and how far each row reads,
-is found on the device (kernels.py). On CPU in float32, threads that wait for each other at two hundred operators meet
-once a step in C (decode.c). Batches with top-p, top-k or mixed temperatures are decoded operator by operator.
+is found on the device (kernels.py). Batches with top-p, top-k or mixed temperatures are decoded operator by operator.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class GraphDecoder:
         self._allocation = batch.allocation
         self._graphs: dict[tuple[int, float], torch.cuda.CUDAGraph] = {}
         self._temperatures: set[float] = set()
-        self._pool = self._new_pool()
+        self._pool: Any = torch.cuda.graph_pool_handle() if capture else None
 
     @staticmethod
     def of(model: CachedModel, batch: DecodeBatch) -> GraphDecoder | None:
@@ -53,9 +52,6 @@ class GraphDecoder:
         dim = model.architecture.head_dim
         fits = model.device.type == "cuda" and dim >= 16 and dim & (dim - 1) == 0
         return GraphDecoder(model, batch) if fits else None
-
-    def _new_pool(self) -> Any:
-        return torch.cuda.graph_pool_handle() if self._capture else None
 
     def takes(self, plan: SamplingPlan) -> bool:
         """Whether every row samples alike, from the whole distribution, at one of the first few temperatures asked."""
@@ -79,7 +75,8 @@ class GraphDecoder:
         if self._allocation != batch.allocation:  # graphs hold the addresses of the tensors they were captured with
             self._allocation = batch.allocation
             self._graphs.clear()
-            self._pool = self._new_pool()  # torch ends a pool with the last graph in it
+            # torch ends a pool with the last graph in it
+            self._pool = torch.cuda.graph_pool_handle() if self._capture else None
         key = (rows, plan.temperature)
         if key in self._graphs:
             self._graphs[key].replay()
@@ -178,7 +175,24 @@ class NativeDecoder:
         self._loads = self._arrangement = self._allocation = -1
         self._longest_prefix = 0
         self._c_batch = _Batch()
-        self._describe_model()
+        weights, a = model.weights, model.architecture
+        self._layers = (_Layer * a.num_layers)()
+        self._rotations = torch.view_as_real(weights.rotations).contiguous()
+        self._c_model = _Model(
+            layers=ctypes.addressof(self._layers),
+            embedding=weights.embedding.data_ptr(),
+            final_norm=weights.final_norm.data_ptr(),
+            rotations=self._rotations.data_ptr(),
+            num_layers=a.num_layers,
+            hidden=a.hidden_size,
+            ffn=a.ffn_hidden_size,
+            heads=a.num_key_value_heads,
+            queries=model.queries_per_lane,
+            dim=a.head_dim,
+            vocab=a.vocab_size,
+            positions=self._rotations.shape[0],
+            eps=a.norm_eps,
+        )
 
     @staticmethod
     def of(model: CachedModel, batch: DecodeBatch) -> NativeDecoder | None:
@@ -221,27 +235,6 @@ class NativeDecoder:
         batch_pointer = ctypes.byref(self._c_batch)
         self._step(model, batch_pointer, batch.size, threads, self._scratch.data_ptr(), each)
         batch.column += 1
-
-    def _describe_model(self) -> None:
-        model, weights = self._model, self._model.weights
-        a = model.architecture
-        self._layers = (_Layer * a.num_layers)()
-        self._rotations = torch.view_as_real(weights.rotations).contiguous()
-        self._c_model = _Model(
-            layers=ctypes.addressof(self._layers),
-            embedding=weights.embedding.data_ptr(),
-            final_norm=weights.final_norm.data_ptr(),
-            rotations=self._rotations.data_ptr(),
-            num_layers=a.num_layers,
-            hidden=a.hidden_size,
-            ffn=a.ffn_hidden_size,
-            heads=a.num_key_value_heads,
-            queries=model.queries_per_lane,
-            dim=a.head_dim,
-            vocab=a.vocab_size,
-            positions=self._rotations.shape[0],
-            eps=a.norm_eps,
-        )
 
     def _pack(self) -> None:
         """Matrices as panels, after the weights have changed."""

@@ -1,9 +1,8 @@
 """Forward pass of a dense decoder-only model against a column-aligned KV cache, written for few kernel launches.
 
-Weights are held fused: one matrix for Q, K and V, one for gate and up. Rows of the QKV matrix are grouped by key-value
-head (its queries, its key, its value), so that (sequence, key-value head) is one batch dimension, here called a lane.
-The two halves of every query and key head are interleaved at load, which turns the rotary embedding into one complex
-multiplication and changes no score.
+Weights are held fused. Rows of the QKV matrix are grouped by key-value head (its queries, its key, its value), so that
+(sequence, key-value head) is one batch dimension, here called a lane. The two halves of every query and key head are
+interleaved at load, which turns the rotary embedding into one complex multiplication and changes no score.
 
 Shapes: B rows, T tokens, W cache columns in view, H hidden, D head size, R query heads per key-value head.
 """
@@ -23,11 +22,10 @@ from nemotron_steps.engine.generation.embedded.cached_model import (
     DeviceView,
     Slot,
 )
-from nemotron_steps.engine.kernels.linear import linear_forward
+from nemotron_steps.engine.kernels.fused import linear_forward
 from nemotron_steps.errors import EngineError, UnsupportedError
-from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.models.architecture import Architecture, cos_sin
 from nemotron_steps.models.mapping import HEAD
-from nemotron_steps.models.rope import cos_sin
 
 
 class CachedDenseModel(CachedModel):

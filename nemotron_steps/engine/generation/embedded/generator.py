@@ -1,7 +1,5 @@
 """The `embedded` generator: continuous batching in this process, on any device, with no server.
 
-    submit -> waiting sequences -> admitted (prefill, once a prompt) -> decoded one token a step -> Completion
-
 Members of a group share one prefill. A finished sequence leaves the batch and a waiting one takes its place at the
 next step. Weights may change between two steps. Not for large models at full speed (vllm/).
 """
@@ -183,7 +181,8 @@ class EmbeddedGenerator:
                 running.group.prefix = None
                 running.versions.append((self._batch.column - running.answer + 1, version))
         if self._recompute and self._rows:
-            self._refill()
+            with torch.inference_mode():
+                self._refill()
         return WeightSyncReport(version, time.perf_counter() - begin, received)
 
     def finish_generation(self) -> None:
@@ -204,15 +203,11 @@ class EmbeddedGenerator:
         self._unfinished.clear()
         del self._decoder, self._batch, self._prompts, self._model
 
-    @torch.inference_mode()
     def _refill(self) -> None:
         self._compact(force=True)
-        batch = self._batch
-        fed = []
-        for row, sequence in enumerate(self._rows):
-            assert sequence is not None
-            sampled = batch.tokens[row, sequence.answer : batch.column].tolist()
-            fed.append((*sequence.group.prompt, *sampled))
+        batch, rows = self._batch, [(row, each) for row, each in enumerate(self._rows) if each is not None]
+        sampled = [batch.tokens[row, each.answer : batch.column].tolist() for row, each in rows]
+        fed = [(*each.group.prompt, *tokens) for (_, each), tokens in zip(rows, sampled, strict=True)]
         shared = batch.prefixes
         computed = self._prompts.compute(dict.fromkeys([*fed, *(prefix.tokens for prefix in shared)]))
         batch.refill([computed[tokens] for tokens in fed], {prefix: computed[prefix.tokens] for prefix in shared})

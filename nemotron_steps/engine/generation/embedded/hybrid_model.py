@@ -1,13 +1,11 @@
 """A hybrid model (Nemotron-H): layers of one norm, one mixer and the residual; keys and values for attention, states
 for Mamba-2.
 
-Prompts are fed as flat tokens, without padding, which would cost experts work and must not touch a state; attention
-alone pads, to read the cache. Experts are two matrix products over all of them, in which those that a token has not
-chosen weigh nothing: for one new token the number of operators is what counts.
+Prompts are fed as flat tokens, without padding, which must not touch a state; attention alone pads, to read the cache.
+Experts are two matrix products over all of them, in which those that a token has not chosen weigh nothing.
 
 Shapes: n flat tokens, B rows, T tokens and W cache columns in view, H hidden, D head size, R query heads per key-value
-head; for Mamba-2 G groups, N state size, I inner size, C channels and k taps of the convolution; E experts of inner
-size F.
+head; G groups, N state size, I inner size, C channels and k taps of the convolution; E experts of inner size F.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,7 +26,7 @@ from nemotron_steps.engine.generation.embedded.cached_model import (
     States,
 )
 from nemotron_steps.engine.generation.embedded.dense_model import ModelWeights, attend, norm
-from nemotron_steps.engine.kernels.linear import linear_forward
+from nemotron_steps.engine.kernels.fused import linear_forward
 from nemotron_steps.engine.policy.mamba.scan import Runs, conv, last_window, scan, time_steps
 from nemotron_steps.models.architecture import Architecture, Mamba2
 
@@ -307,27 +305,21 @@ class CachedHybridModel(CachedModel):
                 layer.A.copy_(-layer.A_log.exp())
         return received
 
-    def _ssm(self, rows: int) -> torch.Tensor:
-        m = self.architecture.mamba
-        assert m is not None
-        shape = (self.architecture.pattern.count("M"), rows, m.num_groups, m.state_size, m.inner_size // m.num_groups)
-        return torch.zeros(shape, device=self.device, dtype=torch.float32)
+    def _state(self, m: Mamba2, rows: int, inputs: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        layers = self.architecture.pattern.count("M")
+        shape = (layers, rows, m.num_groups, m.state_size, m.inner_size // m.num_groups)
+        ssm = torch.zeros(shape, device=self.device, dtype=torch.float32)
+        return ssm, torch.zeros((layers, *inputs, m.conv_channels), device=self.device, dtype=self.dtype)
 
     def new_states(self, rows: int) -> States | None:
         """CachedModel.new_states"""
         m = self.architecture.mamba
-        if m is None:
-            return None
-        shape = (self.architecture.pattern.count("M"), rows, m.conv_kernel - 1, m.conv_channels)
-        return States(self._ssm(rows), torch.zeros(shape, device=self.device, dtype=self.dtype))
+        return None if m is None else States(*self._state(m, rows, (rows, m.conv_kernel - 1)))
 
     def new_row_states(self, rows: int) -> RowStates | None:
         """CachedModel.new_row_states"""
         m = self.architecture.mamba
-        if m is None:
-            return None
-        shape = (self.architecture.pattern.count("M"), m.conv_kernel, rows, m.conv_channels)
-        return RowStates(self._ssm(rows), torch.zeros(shape, device=self.device, dtype=self.dtype))
+        return None if m is None else RowStates(*self._state(m, rows, (m.conv_kernel, rows)))
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, cache: CacheView) -> torch.Tensor:
         """CachedModel.decode; positions are of no use. Moves the states on by one token."""

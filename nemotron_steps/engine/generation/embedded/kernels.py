@@ -1,10 +1,8 @@
 """Attention of one decoding step in Triton: QK-norm, rotary embedding and writing the cache, then reading it.
 
-Few rows of many keys would leave most of the GPU idle, so the keys of a row are then split over several programs, and a
-second kernel joins what they found. With many rows, those that share a prefix read it together first: a matrix unit
-takes 16 queries at once, and a row has but two of most models.
-
-Imported only where there is a CUDA device, and by the test that runs it in Triton's interpreter.
+Few rows of many keys would leave most of the GPU idle, so the keys of a row are then split over several programs. With
+many rows, those that share a prefix read it together first: a matrix unit takes 16 queries at once. Imported only where
+there is a CUDA device, and by the test that runs it in Triton's interpreter.
 """
 
 import torch

@@ -1,9 +1,8 @@
 """Keys and values of prompts, computed once and reused: within a group, among prompts that begin alike, over time.
 
 Prompts are cut into blocks of 16 tokens, each named by the hash of everything up to its end. What enough prompts have
-in common is computed first, then each is fed from there on. Whatever is found by hash is compared token by token before
-it is used. Keys and values can be cut anywhere; the states of a recurrent model cannot, so there a prompt goes on only
-from where another one ends. While rows are decoded, a PrefixGrid has each shared prefix read once a step.
+in common is computed first, then each is fed from there on. Keys and values can be cut anywhere; the states of a
+recurrent model cannot, so there a prompt goes on only from where another one ends.
 
 Shapes: L layers, h key-value heads, D head size, V vocabulary.
 """
@@ -36,17 +35,9 @@ _CHUNK_TOKENS = {"cpu": 2048, "cuda": 32_768}  # one prefill pass; on a CPU its 
 
 @dataclass(eq=False)
 class Prefix:
-    """The cache of the first tokens of one or more sequences. One cut from a longer one has only tokens, keys and
-    values.
-
-    Attributes:
-        keys, values: [L, h, len(tokens), D].
-        logits: float32 [V] of the token that follows.
-        epoch: how often the weights had changed when it was computed.
-        key: block key of the whole prefix, when it is a whole number of blocks.
-        states: after its last token; None for models without.
-        routed_experts: [len(tokens), mixtures, k], where they are recorded.
-    """
+    """The cache of the first tokens of one or more sequences: keys and values [L, h, len(tokens), D], float32 logits
+    [V] of the token that follows, how often the weights had changed then, the block key where it is whole blocks,
+    states after its last token. One cut from a longer one has only tokens, keys and values."""
 
     tokens: tuple[int, ...]
     keys: torch.Tensor

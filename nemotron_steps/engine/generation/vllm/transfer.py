@@ -1,10 +1,7 @@
 """Weights into a vLLM engine, through vLLM's weight-transfer API.
 
-    the engine is here      so is its one worker: `InProcessTransfer` is given the policy's tensors by reference
-    workers are elsewhere   each takes up an offer of the policy's ranks (weight_sync), or of this process: by CUDA IPC,
-                            and on CPU by gloo
-
-What runs inside the workers is worker.py.
+An engine that is here is given the policy's tensors by reference. Workers elsewhere take up an offer of the policy's
+ranks (weight_sync), or of this process: by CUDA IPC, and on CPU by gloo. What runs inside the workers is worker.py.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -77,8 +74,10 @@ class WorkersTransfer:
         """Load Hugging Face-named weights in one call of the workers, between two of which a scheduler in another
         process would sample; every worker keeps its shard. Returns the bytes received, over all workers.
         WorkerLostError when one died, or did not answer within FIRST_SECONDS or LATER_SECONDS."""
-        offered, sending = weights, nullcontext()
-        if not isinstance(weights, ChannelHandles):
+        sending: AbstractContextManager[None] = nullcontext()
+        if isinstance(weights, ChannelHandles):
+            offered = weights
+        else:
             if self._local is None:
                 weights = list(weights)  # read once for the plan, once to send
                 self._local = _LocalSender(WeightPlan.of(weights), self._workers, weights[0][1].device)

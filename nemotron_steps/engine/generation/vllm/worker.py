@@ -1,11 +1,9 @@
 """What runs inside vLLM's own workers: backends of its weight-transfer API that load Hugging Face-named tensors.
 
-    InProcessTransfer   the one worker of an engine without parallelism, in the engine's process: tensors by reference
-    OfferedTransfer     a worker in a process of its own: takes up an offer of the policy's ranks itself, so that the
-                        tensors do not pass through the engine
-
-Both use vLLM's layerwise reload, which knows how each layer cuts its shard and re-packs it; `model.load_weights` alone
-does not after loading. The driver's side is transfer.py. Imports vLLM: not for any other process.
+InProcessTransfer is for the one worker of an engine in this process, by reference; OfferedTransfer for a worker in a
+process of its own, which takes up an offer of the policy's ranks itself. Both use vLLM's layerwise reload, which knows
+how each layer cuts its shard and re-packs it; `model.load_weights` alone does not after loading. The driver's side is
+transfer.py. Imports vLLM: not for any other process.
 """
 
 from __future__ import annotations

@@ -160,21 +160,6 @@ def head_shares(heads: int, key_value_heads: int, ranks: int, rank: int) -> Head
     return HeadShares(queries, keys, tuple(together))
 
 
-def to_shares(
-    query: Tensor, key: Tensor, value: Tensor, shares: HeadShares, group: dist.ProcessGroup
-) -> tuple[Tensor, Tensor, Tensor]:
-    """[T / ranks, heads, head_dim] → what this rank attends with. Collective."""
-    key_value = spread(torch.cat((key, value), dim=2), shares.keys, group)
-    whole_key, whole_value = key_value.chunk(2, dim=2)
-    return spread(query, shares.queries, group), whole_key, whole_value
-
-
-def from_shares(states: Tensor, shares: HeadShares, group: dist.ProcessGroup) -> Tensor:
-    """[queries, heads / parts · head_dim] → [T / ranks, heads, head_dim]. Collective."""
-    each = max(shares.queries.received)
-    return collect(states.view(states.shape[0], each, -1), shares.queries, group)
-
-
 def to_heads(states: Tensor, group: dist.ProcessGroup) -> Tensor:
     """[T / ranks, heads, head_dim] → [T, heads / ranks, head_dim]."""
     return _Exchange.apply(states, group, 1, 0)

@@ -99,13 +99,13 @@ def device() -> torch.device:
     return torch.device("cpu")
 
 
-def all_gather(whole: Tensor, part: Tensor, group: dist.ProcessGroup | None) -> None:
+def all_gather(whole: Tensor, part: Tensor, group: dist.ProcessGroup) -> None:
     """Fill `whole` with every rank's `part`, in rank order."""
     collective = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
     collective(whole, part, group=group)
 
 
-def reduce_scatter(part: Tensor, whole: Tensor, group: dist.ProcessGroup | None) -> None:
+def reduce_scatter(part: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
     """Fill `part` with this rank's share of the sum of every rank's `whole`."""
     collective = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
     collective(part, whole, group=group)

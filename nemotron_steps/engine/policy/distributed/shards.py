@@ -49,22 +49,18 @@ class ModelShards:
 
     def make_buffers(self, *, sharded: bool) -> list[ParameterBuffer]:
         """Trainable parameters into flat buffers: by type, experts and what is clipped apart by themselves."""
-        groups = self.groups
-        dense: dict[tuple[bool, torch.dtype], list[tuple[Parameter, Kind, torch.nn.Parameter]]] = {}
+        alike: dict[tuple[bool, bool, torch.dtype], list[tuple[Parameter, Kind, torch.nn.Parameter]]] = {}
         if not self.adapters:
-            dense[False, self.model.dtype] = []
-        experts: dict[bool, list[tuple[Parameter, Kind, torch.nn.Parameter]]] = {}
+            alike[False, False, self.model.dtype] = []
         for parameter in self.saved:
             tensor = self.local.get(parameter.name)
             if tensor is not None and tensor.requires_grad:
-                apart = self._is_apart(parameter)
-                if parameter.of_experts:
-                    alike = experts.setdefault(apart, [])
-                else:
-                    alike = dense.setdefault((apart, tensor.dtype), [])
-                alike.append((parameter, self._kind(parameter, tensor), tensor))
-        buffers = [ParameterBuffer(each, groups.gradient, groups.tensor, sharded=sharded) for each in dense.values()]
-        buffers += [ParameterBuffer(each, groups.expert_gradient, None, sharded=sharded) for each in experts.values()]
+                key = parameter.of_experts, self._is_apart(parameter), tensor.dtype
+                alike.setdefault(key, []).append((parameter, self._kind(parameter, tensor), tensor))
+        groups, buffers = self.groups, []
+        for (of_experts, _, _), each in sorted(alike.items(), key=lambda item: item[0][0]):
+            data, tensor_ranks = (groups.expert_gradient, None) if of_experts else (groups.gradient, groups.tensor)
+            buffers.append(ParameterBuffer(each, data, tensor_ranks, sharded=sharded))
         return buffers
 
     def clip_groups(self, buffers: Sequence[ParameterBuffer], *, sharded: bool) -> list[ClipGroup]:

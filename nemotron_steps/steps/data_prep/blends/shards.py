@@ -129,8 +129,8 @@ def finished(task: ShardTask) -> Shard | None:
     counts, told, error = receipt["counts"], receipt["refusal"], None
     counts |= {name: Counter(counts[name]) for name in ("refused", "left_out")}
     if told is not None:
-        error = DataError(told["what"])
-        error.__dict__.update(told, hints=tuple(told["hints"]))
+        error = DataError(told["what"], hints=told["hints"])
+        error.__dict__.update(told, hints=error.hints)
     return Shard(task, receipt["lines"], RowCounts(**counts), error)
 
 

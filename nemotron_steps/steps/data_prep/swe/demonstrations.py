@@ -12,8 +12,7 @@ from nemotron_steps.errors import DataError
 from nemotron_steps.rows.lines import Row
 from nemotron_steps.steps.data_prep.blends.splits import SPLITS, Split
 from nemotron_steps.steps.data_prep.swe.mining import issue_text
-from nemotron_steps.steps.data_prep.swe.mutations import Mutation
-from nemotron_steps.steps.data_prep.swe.packages import failing_test, made_up_tasks
+from nemotron_steps.steps.data_prep.swe.packages import Mutation, failing_test, made_up_tasks
 
 SAID = "Done."
 SHORT = 80

@@ -16,8 +16,7 @@ from nemotron_steps.rows.lines import Row
 from nemotron_steps.sandbox.base import MIB, Limits, Outcome
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 from nemotron_steps.sandbox.session import BubblewrapSession, SessionOverError
-from nemotron_steps.steps.data_prep.swe.mutations import Mutation
-from nemotron_steps.steps.data_prep.swe.packages import Package
+from nemotron_steps.steps.data_prep.swe.packages import Mutation, Package
 
 AGENT = "swe_agent"
 STEPS_AGENT = "swe_pivot_simple_agent"
@@ -116,8 +115,8 @@ def row_of(task: Task, config: SweTasksConfig) -> Row:
     issue = issue_of(mutation, task.fail_to_pass, task.error, config)
     name = hashlib.sha256(mutation.source.encode()).hexdigest()[:8]
     path, broken, correct = mutation.path, mutation.source, package.files[mutation.path]
-    texts = (text.splitlines(keepends=True) for text in (broken, correct))
-    lines = difflib.unified_diff(*texts, f"a/{path}", f"b/{path}")
+    before, after = broken.splitlines(keepends=True), correct.splitlines(keepends=True)
+    lines = difflib.unified_diff(before, after, f"a/{path}", f"b/{path}")
     patch = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
     return {
         "responses_create_params": {"input": [{"role": "user", "content": task_prompt(issue)}]},

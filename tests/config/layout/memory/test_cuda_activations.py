@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from nemotron_steps.engine.policy import attention
+from nemotron_steps.engine.policy import layers as attention
 from tests.config.layout.memory.kept_tensors import built, kept_bytes
 from tests.config.layout.memory.shapes import flat
 from tests.config.layout.memory.test_activations import SIZES, WITHIN, predicted
@@ -21,7 +21,7 @@ from tests.models.checkpoints import write_checkpoint
 
 triton_kernels = pytest.importorskip("nemotron_steps.engine.kernels.triton_kernels")
 triton_attention = pytest.importorskip("nemotron_steps.engine.kernels.triton_attention")
-KERNELS = ("_swiglu_forward", "_heads_forward", "_add_norm_forward")
+KERNELS = ("_swiglu_forward", "_heads_forward")
 
 
 class _NotLaunched:

@@ -14,8 +14,8 @@ from unittest import mock
 
 import torch
 
-from nemotron_steps.engine.policy import attention
-from nemotron_steps.engine.policy.attention import flat_attention
+from nemotron_steps.engine.policy import layers as attention
+from nemotron_steps.engine.policy.layers import flat_attention
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout, to_device
 from nemotron_steps.engine.types import TrainBatch
 from tests.engine.policy.batches import grouped_batch

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from nemotron_steps.engine.policy import attention
-from nemotron_steps.engine.policy.attention import flat_attention, part_attention
+from nemotron_steps.engine.policy import layers as attention
+from nemotron_steps.engine.policy.layers import flat_attention, part_attention
 from nemotron_steps.engine.policy.token_layout import build_layout, to_device
 from tests.engine.policy.attention import attention_on_gpu
 from tests.engine.policy.batches import grouped_batch

@@ -10,8 +10,7 @@ from torch.nn.functional import pad
 
 from nemotron_steps.engine.losses.loss import count_normalizers, loss_mask
 from nemotron_steps.engine.losses.supervised import DpoLoss, NegativeLogLikelihood
-from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.policy.multi_token_prediction import PredictionLoss
+from nemotron_steps.engine.policy.megatron import MegatronPolicy, PredictionLoss
 from nemotron_steps.errors import ArtifactError
 from nemotron_steps.models.huggingface import load_hf_weights
 from nemotron_steps.models.megatron_checkpoint import convert_megatron_to_hf

@@ -7,8 +7,7 @@ import pytest
 
 from nemotron_steps.config.schema.data_prep import MUTATION_KINDS
 from nemotron_steps.steps.data_prep.swe.mining import issue_text
-from nemotron_steps.steps.data_prep.swe.mutations import mutations_of
-from nemotron_steps.steps.data_prep.swe.packages import CASES, FUNCTIONS, Package, packages_in
+from nemotron_steps.steps.data_prep.swe.packages import CASES, FUNCTIONS, Package, mutations_of, packages_in
 
 COMMAND = "python -m pytest {tests}"
 
