@@ -329,12 +329,12 @@ def _next(artifact: Artifact, plan: Plan) -> Iterator[str]:
         return
     step = next((each for each in plan.steps if each.key == plan.goals[-1]), None)
     source = step.inputs.get("prompts") if step else None
-    while source and (maker := next((s for s in plan.steps if s.key == getattr(source, "step_key", None)), None)):
-        source = next(iter(maker.inputs.values()), None) if maker.inserted else None
+    importer = next((s for s in plan.steps if s.inserted and s.key == getattr(source, "step_key", None)), None)
+    rows = getattr(next(iter(importer.inputs.values())) if importer else source, "ref", None)
     rewards = [each for each in step.overrides if each.startswith("reward=")] if step else []
-    if rewards and source and artifact.type != "reward_model_hf":
-        inputs = (f"model={artifact.ref}", f"prompts={getattr(source, 'ref', '')}")
-        yield f"steps run eval {shlex.join([*('--input', inputs[0], '--input', inputs[1]), *rewards])}"
+    if rewards and rows:
+        words = ["--input", f"model={artifact.ref}", "--input", f"prompts={rows}", *rewards]
+        yield f"steps run eval {shlex.join(words)}"
     yield f"steps artifacts export {artifact.ref} DIR --hf"
     if artifact.attributes.get("model_type") in FAMILIES:
         yield f"vllm serve {shlex.quote(shown_path(artifact.path)) if artifact.type in _MODELS[:2] else 'DIR'}"

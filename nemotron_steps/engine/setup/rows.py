@@ -268,7 +268,8 @@ def read_data(config: RlConfig, left_out: Callable[[int], None] = lambda _: None
         )
     paths = (data.train.data_path, data.validation.data_path, data.heldout.data_path)
     splits = (short_enough(config, read_rows(path), left_out) if path is not None else () for path in paths)
-    rows, share = RunRows(**dict(zip(("train", "validation", "heldout"), splits, strict=True))), config.heldout.share
+    train, validation, heldout = splits
+    rows, share = RunRows(train, validation, heldout), config.heldout.share
     if share and rows.heldout:
         where, hints = "heldout.share", ("heldout.share=null", "data.heldout.data_path=null")
         raise ConfigError("these prompts have held-out rows already", where=where, found=str(share), hints=hints)
