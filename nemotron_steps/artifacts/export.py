@@ -28,7 +28,7 @@ def export(store: ArtifactStore, artifact: Artifact, folder: Path, *, card: str 
 
     Raises RequestError for a folder that holds anything, ArtifactError for files that are not those committed.
     """
-    target = _free(artifact, folder.expanduser().absolute(), command or f"steps artifacts export {artifact.ref}")
+    target = free_folder(artifact, folder, command or f"steps artifacts export {artifact.ref}")
     artifact = store.open(artifact)
     size = sum(record.size for record in artifact.files)
     if size >= _WORTH_SAYING:
@@ -49,8 +49,10 @@ def export(store: ArtifactStore, artifact: Artifact, folder: Path, *, card: str 
     return target
 
 
-def _free(artifact: Artifact, target: Path, command: str) -> Path:
-    """The folder, links followed, where it can be renamed to: it is not there, or it is empty and nobody's place."""
+def free_folder(artifact: Artifact, folder: Path, command: str) -> Path:
+    """The folder, links followed, where it can be renamed to: it is not there, or it is empty and nobody's place.
+    RequestError for another, with `command` and a folder that is free."""
+    target = folder.expanduser().absolute()
     there = next(path for path in (target, *target.parents) if os.path.lexists(path))
     held = ["a file"] if not there.is_dir() else sorted(os.listdir(there))[:4] if there == target else []
     if there == target and not held and (there.is_mount() or there.samefile(".")):

@@ -232,6 +232,8 @@ def _artifacts(add: Callable[..., Parser], into: Any) -> None:
         elif name == "add":
             command.add_argument("--type", metavar="TYPE", help="artifact type (default: recognised from the content)")
             command.add_argument("--name", metavar="NAME", help="artifact name (default: the file's)")
+        elif name == "export":
+            command.add_argument("--hf", action="store_true", help="as a Hugging Face folder, converted if it is none")
         _stored(command)
 
 

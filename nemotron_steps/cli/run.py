@@ -16,7 +16,7 @@ from nemotron_steps.cli.parser import request_of
 from nemotron_steps.cli.plans import plan_fields, show_needs, show_plan, show_unfilled
 from nemotron_steps.cli.terminal import Terminal, duration, number
 from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.config.secrets import redact
+from nemotron_steps.config.secrets import redact, redact_text
 from nemotron_steps.errors import RequestError
 from nemotron_steps.runs.log_format import columns_of, compared, is_change, is_table, values_of
 from nemotron_steps.runs.report.seed_stats import MEANING, as_text
@@ -29,6 +29,7 @@ from nemotron_steps.session.submit import checked_launch, follow_attached, insid
 if TYPE_CHECKING:
     import argparse
 
+    from nemotron_steps.artifacts.models import Artifact
     from nemotron_steps.config.profiles import Profile
     from nemotron_steps.resolver.plan import Plan
     from nemotron_steps.runs.context import Listener, Record
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 _MANY_GPU_HOURS = 100
 """Above which a submission asks first."""
+_MODELS = ("checkpoint_hf", "reward_model_hf", "checkpoint_megatron", "adapter")
+"""Of these, the first two are served as they are."""
 _COLORS = {"good": "green", "bad": "red", "same": "dim"}
 
 
@@ -322,12 +325,28 @@ def show_result(result: RunResult, plan: Plan, out: Terminal) -> None:
     if goals[-1].outputs:
         out.print(f"\n  {out.style('next', 'dim')}")
     for artifact in goals[-1].outputs.values():
-        path, take = shlex.quote(shown_path(artifact.path)), f"steps artifacts export {artifact.ref} DIR"
-        whole = artifact.type in ("checkpoint_hf", "reward_model_hf")
-        served = whole and artifact.attributes.get("model_type") in FAMILIES
-        commands = ((served, f"vllm serve {path}"), (whole, take), (True, f"steps artifacts lineage {artifact.ref}"))
-        for command in (*(each for here, each in commands if here), f"steps list --consumes {artifact.type}"):
-            out.print(f"    {out.style(command, 'cyan')}")
+        for command in _next(artifact, plan):
+            out.print(f"    {out.style(printable(redact_text(command)), 'cyan')}")
+
+
+def _next(artifact: Artifact, plan: Plan) -> Iterator[str]:
+    """What one may do with what the last step made."""
+    lineage = f"steps artifacts lineage {artifact.ref}"
+    if artifact.type not in _MODELS:
+        yield from (lineage, f"steps list --consumes {artifact.type}")
+        return
+    step = next((each for each in plan.steps if each.key == plan.goals[-1]), None)
+    source = step.inputs.get("prompts") if step else None
+    importer = next((s for s in plan.steps if s.inserted and s.key == getattr(source, "step_key", None)), None)
+    rows = getattr(next(iter(importer.inputs.values())) if importer else source, "ref", None)
+    rewards = [each for each in step.overrides if each.startswith("reward=")] if step else []
+    if rewards and rows:
+        words = ["--input", f"model={artifact.ref}", "--input", f"prompts={rows}", *rewards]
+        yield f"steps run eval {shlex.join(words)}"
+    yield f"steps artifacts export {artifact.ref} DIR --hf"
+    if artifact.attributes.get("model_type") in FAMILIES:
+        yield f"vllm serve {shlex.quote(shown_path(artifact.path)) if artifact.type in _MODELS[:2] else 'DIR'}"
+    yield lineage
 
 
 def show_values(values: Mapping[str, Any], out: Terminal) -> None:

@@ -172,10 +172,16 @@ def check_rl(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> Iterabl
         return ()  # whatever the config names gives way to what an earlier step will make
     if "policy" in inputs and inputs["policy"] is None:
         config = config.model_copy(update={"policy": config.policy.model_copy(update={"checkpoint": None})})
-    rows = read_data(config)
+    rows = read_data(config, made_by=maker_of_prompts(inputs))
     needs = check_run_rows(config, rows)
     prompt_stream(config, rows.train)
     return needs.programs
+
+
+def maker_of_prompts(inputs: Mapping[str, Artifact | None]) -> str:
+    """The step that made the `prompts` input; "" where none did."""
+    prompts = inputs.get("prompts")
+    return prompts.producer.step if prompts is not None and prompts.producer is not None else ""
 
 
 def _with_teachers(config: OpdConfig, inputs: Mapping[str, Artifact | None]) -> OpdConfig:

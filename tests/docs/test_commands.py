@@ -23,7 +23,7 @@ ELSEWHERE = (
     (r"^steps cancel ", "it needs a run that is working"),
     (r"^steps env (serve|verify) ", "it serves until it is stopped, or grades rollouts of the reader's"),
     (r"^steps doctor$", "it loads torch to see that it works: tests/cli/test_doctor_and_new.py runs it"),
-    (r"^steps (artifacts lineage eval/|publish )", "it needs what a long run makes"),
+    (r"^steps (artifacts (lineage eval|export rl)/|publish )", "it needs what a long run makes"),
     (r" (-c|--config) (one_gpu|one_node|swe2_one_gpu)\b(?!.* -d$)", "it needs GPUs"),
     (r"^steps run .*(PATH|FOLDER|MODEL|ROWS)\b", "it needs models or data of the reader's"),
     (r"^steps run data_prep/rl_prep -c ", "it reads published blends, from the hub or a mirror"),

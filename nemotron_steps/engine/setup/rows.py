@@ -6,10 +6,12 @@ A prompt is counted by its texts alone, without what the chat template and an en
 
 from __future__ import annotations
 
+import hashlib
+import json
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -255,6 +257,8 @@ class RunRows:
     train: Sequence[PromptRow]
     validation: Sequence[PromptRow] = ()
     heldout: Sequence[PromptRow] = ()
+    split: tuple[int, int] | None = None
+    """How many distinct prompts of how many `heldout.share` held out; None where it says nothing here."""
 
 
 @dataclass(frozen=True)
@@ -271,8 +275,9 @@ class Needs:
     """What grading needs of the machine, see Environment.needs."""
 
 
-def read_data(config: RlConfig, left_out: Callable[[int], None] = lambda _: None) -> RunRows:
-    """The rows, those that are too long left out or refused."""
+def read_data(config: RlConfig, left_out: Callable[[int], None] = lambda _: None, *, made_by: str = "") -> RunRows:
+    """The rows, those that are too long left out or refused, and `heldout.share` of them held out;
+    `made_by`: the step that the prompts are of."""
     data = config.data
     if data.train.data_path is None:
         raise ConfigError(
@@ -291,7 +296,36 @@ def read_data(config: RlConfig, left_out: Callable[[int], None] = lambda _: None
             hints=["data.validation.data_path=PATH/val-split.jsonl", " ".join(off.get(k, f"{k}=false") for k in asked)],
         )
     paths = (data.train.data_path, data.validation.data_path, data.heldout.data_path)
-    return RunRows(*(short_enough(config, read_rows(path), left_out) if path is not None else () for path in paths))
+    splits = (short_enough(config, read_rows(path), left_out) if path is not None else () for path in paths)
+    train, validation, heldout = splits
+    rows, share = RunRows(train, validation, heldout), config.heldout.share
+    if share and rows.heldout:
+        where, hints = "heldout.share", ("heldout.share=null", "data.heldout.data_path=null")
+        raise ConfigError("these prompts have held-out rows already", where=where, found=str(share), hints=hints)
+    of_the_user = made_by == _IMPORT and not rows.validation and not rows.heldout
+    return _with_held_out(config, rows) if share or (share is None and of_the_user) else rows
+
+
+_IMPORT = "data_prep/import_prompts"
+_LEAST, _MOST = 50, 64
+"""Distinct prompts from which on some are held out where no share is asked for, and how many at most."""
+
+
+def _with_held_out(config: RlConfig, rows: RunRows) -> RunRows:
+    """The training prompts whose digest is least are held out, with every row that asks the same."""
+    asked = array("Q")
+    for row in rows.train:
+        text = json.dumps(read_request(row.row, row.where).messages, sort_keys=True)
+        asked.append(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big"))
+    every, share = sorted({*asked}), config.heldout.share
+    count = min(_MOST, len(every) // 10) if share is None else max(1, round(share * len(every)))
+    held = {*every[: min(count, len(every) - 1)]}
+    sides = [array("Q", (n for n, each in enumerate(asked) if (each in held) is side)) for side in (False, True)]
+    batch = config.grpo.prompts_per_generation_batch
+    if share is None and (len(every) < _LEAST or len(sides[0]) < min(batch, len(asked))):
+        return rows  # too few to judge by, or a step's prompts would no longer be there
+    train, heldout = (Rows(len(places), lambda n, at=places: rows.train[at[n]]) for places in sides)  # type: ignore[misc]
+    return replace(rows, train=train, heldout=heldout, split=(len(held), len(every)))
 
 
 def validation_keys(config: RlConfig) -> list[str]:
