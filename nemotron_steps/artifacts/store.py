@@ -19,6 +19,7 @@ import json
 import logging
 import os
 import re
+import stat
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,11 +83,15 @@ class ArtifactStore:
         self.imports = Imports(self.backend.private / "imports")
 
     @contextmanager
-    def staging(self) -> Iterator[Path]:
-        """A fresh folder to fill, on the file system artifacts are committed to; deleted on exit if still there."""
-        root = self.backend.local("artifacts/staging")
+    def staging(self, beside: Path | None = None) -> Iterator[Path]:
+        """A fresh folder to fill, on the file system artifacts are committed to, or `beside` a path that it will be
+        renamed to; deleted on exit if still there."""
+        root = self.backend.local("artifacts/staging") if beside is None else beside.parent
+        prefix = "" if beside is None else f".{beside.name}.export-"
         root.mkdir(parents=True, exist_ok=True)
         for left in root.iterdir():
+            if beside is not None and not _is_export(left, prefix):  # a folder of the user's holds other things
+                continue
             if left.is_symlink() or not left.is_dir():  # nothing of ours
                 left.unlink(missing_ok=True)
             elif (dead := _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB)) is not None:  # of a process that was killed
@@ -94,7 +99,7 @@ class ArtifactStore:
                 os.close(dead)
         lock = None
         while lock is None:  # another process may take it for dead until it is locked
-            folder = root / uuid.uuid4().hex
+            folder = root / f"{prefix}{uuid.uuid4().hex}"
             folder.mkdir()
             lock = _locked(folder, fcntl.LOCK_EX)
         try:
@@ -368,6 +373,14 @@ class ArtifactStore:
             found=ref,
             hints=(*(f"steps artifacts show {each}" for each in near), "steps artifacts list"),
         )
+
+
+def _is_export(path: Path, prefix: str) -> bool:
+    """Whether it is a folder as this user's exports are named."""
+    with suppress(FileNotFoundError):
+        named, found = re.fullmatch(re.escape(prefix) + "[0-9a-f]{32}", path.name), path.lstat()
+        return bool(named) and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return False
 
 
 def _locked(folder: Path, how: int) -> int | None:
