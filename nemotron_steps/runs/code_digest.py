@@ -35,8 +35,7 @@ _NAMED = re.compile(r"""["']([A-Za-z_]\w*(?:\.\w+)+)(?::\w+)?["']""")
 """A module named in a string, `"package.module:Name"`: registries that import lazily are followed too."""
 _QUOTED = re.compile(r"""(?:(?<!\w)(?<![\w\])]\[)|(?<=\W[rbfRBF]))["'/]([^"'/\n]+)(?=["'/])""")
 """A part of a path in a string; what stands in `row["name"]` is none."""
-_GLOBS = {"glob", "iglob", "rglob"}
-_PATHS = {"Path", "join", "joinpath", "abspath", "realpath", "expanduser", "resolve", "absolute", "str", *_GLOBS}
+_PATHS = re.compile(r"Path|join(?:path)?|abspath|realpath|expanduser|resolve|absolute|str|[ir]?glob")
 """Calls that make a path, or paths, of one."""
 _WRITERS = re.compile(
     r"write_\w+|touch|mkdir|makedirs|unlink|remove|rmtree|dump|save\w*|to_(?:csv|json|parquet|pickle)"
@@ -173,10 +172,8 @@ def _mentioned(path: Path) -> set[Path]:
     looked_at = 0
     while looked_at < len(found) + len(roots):
         looked_at = len(found) + len(roots)
-        text, folders = (
-            "\n".join(each for each, _ in texts.values()),
-            {part for _, parts in texts.values() for part in parts},
-        )
+        text = "\n".join(each for each, _ in texts.values())
+        folders = {part for _, parts in texts.values() for part in parts}
         words, quoted = {*re.findall(r"\w+", text)}, {*_QUOTED.findall(text)}
         patterns = [each for each in quoted if "*" in each and re.search(r"\w", each)]
         if _UPWARDS.search(text):
@@ -221,16 +218,15 @@ def _text(path: Path) -> tuple[str, set[str]]:
                 uses[node.value].add(_use(_path_of(node, parents), parents, tree))
     for name in [each for each, used in uses.items() if used == {"written"} or each.endswith(".log")]:
         text = re.sub(rf"""["']{re.escape(name)}["']""", "''", text)
-    return text, {
-        part for each, used in uses.items() if "/" in each or used & {"path", "searched"} for part in each.split("/")
-    }
+    paths = [each for each, used in uses.items() if "/" in each or used & {"path", "searched"}]
+    return text, {part for each in paths for part in each.split("/")}
 
 
 def _path_of(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.AST:
     """The expression of the whole path that a node is a part of."""
     while True:
         around = parents[node]
-        is_path = isinstance(around, ast.Call) and _name_of(around) in _PATHS
+        is_path = _PATHS.fullmatch(_name_of(around))
         joins = isinstance(around, ast.BinOp) and isinstance(around.op, ast.Div)
         if not (is_path or joins or isinstance(around, ast.Attribute | ast.keyword)):
             return node
@@ -247,9 +243,7 @@ def _use(node: ast.AST, parents: dict[ast.AST, ast.AST], tree: ast.AST, depth: i
         return "written" if uses == {"written"} else "path"
     name = _name_of(around)
     if isinstance(around, ast.Call) and name == "open":
-        modes = around.args[0 if node is around.func else 1 :][:1] + [
-            k.value for k in around.keywords if k.arg == "mode"
-        ]
+        modes = [*around.args[node is not around.func :][:1], *(k.value for k in around.keywords if k.arg == "mode")]
         texts = [str(mode.value) for mode in modes if isinstance(mode, ast.Constant)]
         return "written" if any(map(_WRITING_MODE.fullmatch, texts)) else "read"
     if _WRITERS.fullmatch(name):
@@ -261,7 +255,7 @@ def _use(node: ast.AST, parents: dict[ast.AST, ast.AST], tree: ast.AST, depth: i
 
 def _name_of(node: ast.AST) -> str:
     """What a call calls, without the module or object it belongs to."""
-    called = node.func if isinstance(node, ast.Call) else None
+    called = getattr(node, "func", None)
     return str(getattr(called, "id", getattr(called, "attr", "")))
 
 
@@ -297,8 +291,7 @@ def _find(places: tuple[Path, ...], rest: str) -> Path | None:
     return None
 
 
-_find_own = lru_cache(maxsize=16384)(_find)
-"""Of this package, whose modules neither come nor go while it runs."""
+_find_own = lru_cache(maxsize=16384)(_find)  # whose modules neither come nor go while it runs
 
 
 def _brought_by(top: str) -> list[tuple[str, str, tuple[str, ...]]]:
