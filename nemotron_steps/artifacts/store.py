@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import re
-import stat
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,9 +88,7 @@ class ArtifactStore:
         root = self.backend.local("artifacts/staging") if beside is None else beside.parent
         prefix = "" if beside is None else f".{beside.name}.export-"
         root.mkdir(parents=True, exist_ok=True)
-        for left in root.iterdir():
-            if beside is not None and not _is_export(left, prefix):  # a folder of the user's holds other things
-                continue
+        for left in (each for each in root.iterdir() if beside is None or _is_export(each, prefix)):
             if left.is_symlink() or not left.is_dir():  # nothing of ours
                 left.unlink(missing_ok=True)
             elif (dead := _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB)) is not None:  # of a process that was killed
@@ -377,10 +374,8 @@ class ArtifactStore:
 
 def _is_export(path: Path, prefix: str) -> bool:
     """Whether it is a folder as this user's exports are named."""
-    with suppress(FileNotFoundError):
-        named, found = re.fullmatch(re.escape(prefix) + "[0-9a-f]{32}", path.name), path.lstat()
-        return bool(named) and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-    return False
+    named = re.fullmatch(re.escape(prefix) + "[0-9a-f]{32}", path.name) and not path.is_symlink() and path.is_dir()
+    return bool(named) and path.stat().st_uid == os.getuid()
 
 
 def _locked(folder: Path, how: int) -> int | None:

@@ -104,13 +104,9 @@ def two_for_one(config: Path) -> ArtifactError:
 def in_two_files(name: str, folder: Path, first: str, second: str) -> ArtifactError:
     """The refusal of a tensor that two weights files have: even with an index, who loads them takes either."""
     one, other = (shlex.quote(str(folder / file)) for file in (first, second))
-    return ArtifactError(
-        f"two weights files have the tensor {name}",
-        where=str(folder),
-        expected="every tensor in one file",
-        found=f"{first} and {second}",
-        hints=[f"mv {other} {other}.unused   # leaves that of {first}", f"mv {one} {one}.unused   # or of {second}"],
-    )
+    what, found = f"two weights files have the tensor {name}", f"{first} and {second}"
+    hints = [f"mv {other} {other}.unused   # leaves that of {first}", f"mv {one} {one}.unused   # or of {second}"]
+    return ArtifactError(what, where=str(folder), expected="every tensor in one file", found=found, hints=hints)
 
 
 class FiniteReader(WeightReader):

@@ -100,8 +100,7 @@ def _receive(told: int, reported: dict[str, Any]) -> None:
 
 
 def _wait(worker: int, told: int, reported: dict[str, Any]) -> int:
-    """Wait for the working process, handing on signals; its wait status. One that waits in a library hears no signal
-    and is ended."""
+    """Wait for the working process, handing on signals; its wait status. One that hears none, or goes on, is ended."""
     first, last, ends, again = 0.0, 0, math.inf, False
     while True:
         left = min(ends - time.monotonic(), 3600.0)
