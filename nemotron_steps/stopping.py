@@ -18,7 +18,7 @@ from contextlib import contextmanager
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
     from typing import Any
 
@@ -28,6 +28,7 @@ AGAIN_S = 1.0
 """How long an interrupt that nothing unwinds for is taken for swallowed, and raised again."""
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
+heard: Callable[[], None] | None = None  # called when a request has come to this process: it is not deaf
 _asked: list[dict[str, str]] = []
 """Of `note` and every `interruptible` that is entered, the outermost first: "signal" → which it was, once one came."""
 _first = 0.0
@@ -193,6 +194,8 @@ def _note(number: int, seen: dict[str, str]) -> bool:
     if not was_asked():
         _first = time.monotonic()
     seen.setdefault("signal", signal.Signals(number).name)
+    if heard is not None:
+        heard()
     return time.monotonic() - _first <= SAME_S
 
 

@@ -6,9 +6,8 @@ import shlex
 import shutil
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from nemotron_steps.artifacts.files import hash_tree, storage_errors
+from nemotron_steps.artifacts.files import hash_tree, storage_errors, sync_folder
 from nemotron_steps.artifacts.integrity import differences
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
@@ -33,19 +32,19 @@ def export(store: ArtifactStore, artifact: Artifact, folder: Path, *, card: str 
     size = sum(record.size for record in artifact.files)
     if size >= _WORTH_SAYING:
         _LOG.warning("copying %.1f GB to %s", size / 1e9, target)
-    with storage_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=f".{target.name}.export-", dir=target.parent) as beside:
-            staged = Path(beside, "tree")
-            for record in artifact.files:
-                copy = staged / record.path
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(artifact.path / record.path, copy)
-            for problem in differences(artifact, hash_tree(staged), str(artifact.path)):
-                raise problem
-            if card:
-                (staged / "README.md").write_text(card, encoding="utf-8")
-            staged.rename(target)
+    with storage_errors(target), store.staging(target) as staged:
+        for record in artifact.files:
+            (staged / record.path).parent.mkdir(parents=True, exist_ok=True)
+            with (artifact.path / record.path).open("rb") as source, (staged / record.path).open("wb") as copy:
+                shutil.copyfileobj(source, copy, 1 << 22)
+                copy.flush()
+                os.fsync(copy.fileno())
+        for problem in differences(artifact, hash_tree(staged), str(artifact.path)):
+            raise problem
+        if card:
+            (staged / "README.md").write_text(card, encoding="utf-8")
+        staged.rename(target)
+        sync_folder(target.parent)
     return target
 
 

@@ -83,15 +83,17 @@ class ArtifactStore:
         self.imports = Imports(self.backend.private / "imports")
 
     @contextmanager
-    def staging(self) -> Iterator[Path]:
-        """A fresh folder to fill, on the file system artifacts are committed to; deleted on exit if still there."""
-        root = self.backend.local("artifacts/staging")
+    def staging(self, beside: Path | None = None) -> Iterator[Path]:
+        """A fresh folder to fill, on the file system artifacts are committed to, or `beside` a path that it will be
+        renamed to; deleted on exit if still there."""
+        root = self.backend.local("artifacts/staging") if beside is None else beside.parent
+        prefix = "" if beside is None else f".{beside.name}.export-"
         root.mkdir(parents=True, exist_ok=True)
-        for left in self.abandoned():
+        for left in self.abandoned(root, prefix):
             left.unlink(missing_ok=True) if left.is_symlink() or not left.is_dir() else remove_tree(left)
         lock = None
         while lock is None:  # another process may take it for dead until it is locked
-            folder = root / uuid.uuid4().hex
+            folder = root / f"{prefix}{uuid.uuid4().hex}"
             folder.mkdir()
             lock = _locked(folder, fcntl.LOCK_EX)
         try:
@@ -100,10 +102,13 @@ class ArtifactStore:
             remove_tree(folder)
             os.close(lock)
 
-    def abandoned(self) -> Iterator[Path]:
-        """What is in staging and nobody's: of processes that were killed. Each is locked while it is looked at."""
-        root = self.backend.local("artifacts/staging")
+    def abandoned(self, root: Path | None = None, prefix: str = "") -> Iterator[Path]:
+        """What is in staging, or of exports in `root`, and nobody's: of processes that were killed. Each is locked
+        while it is looked at."""
+        root = root or self.backend.local("artifacts/staging")
         for left in root.iterdir() if root.is_dir() else ():
+            if prefix and not _is_export(left, prefix):
+                continue
             if left.is_symlink() or not left.is_dir():  # nothing of ours
                 yield left
             elif (dead := _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB)) is not None:
@@ -393,6 +398,12 @@ class ArtifactStore:
             found=ref,
             hints=(*(f"steps artifacts show {each}" for each in near), "steps artifacts list"),
         )
+
+
+def _is_export(path: Path, prefix: str) -> bool:
+    """Whether it is a folder as this user's exports are named."""
+    named = re.fullmatch(re.escape(prefix) + "[0-9a-f]{32}", path.name) and not path.is_symlink() and path.is_dir()
+    return bool(named) and path.stat().st_uid == os.getuid()
 
 
 def _locked(folder: Path, how: int) -> int | None:

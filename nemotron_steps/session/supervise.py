@@ -12,6 +12,7 @@ import ctypes
 import json
 import math
 import os
+import select
 import signal
 import stat
 import sys
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 _SI_KERNEL = 0x80
 """si_code of a signal from the terminal's driver, which sends it to every process of the foreground group."""
-_UNWINDS_S, _AGAIN_S = 300.0, 5.0
-"""How long the working process may take to end after a request to stop (closing a cluster, finishing a checkpoint), and
-after a second one."""
+_UNHEARD_S, _UNWINDS_S, _AGAIN_S = 20.0, 300.0, 5.0
+"""How long the working process may take to hear a request to stop, to end once it has heard (closing a cluster,
+finishing a checkpoint), and to end after a second one."""
 _DRAIN_S = 1.0
 """How long children of a process that is over are listened to."""
 
@@ -57,6 +58,7 @@ def supervise(work: Callable[[], int], report: Callable[[StepsError], int]) -> i
     sys.stdout.flush()
     sys.stderr.flush()
     told, _channel = os.pipe()
+    os.set_blocking(told, False)  # children of the worker may hold the other end
     relays = _relays()
     parent = os.getpid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some callers leave it, it would never come
@@ -72,41 +74,50 @@ def supervise(work: Callable[[], int], report: Callable[[StepsError], int]) -> i
             os.dup2(relay.write, descriptor)
         for end in {told}.union(*((each.onward, each.read, each.write) for each in relays.values())):
             os.close(end)
+        stopping.heard = lambda: _send({"heard": True})
         code = work()
         _send({"code": code})
         return code
     for relay in set(relays.values()):
         os.close(relay.write)
         relay.start()
-    status = _wait(worker)
+    reported: dict[str, Any] = {}
+    status = _wait(worker, told, reported)
     for relay in set(relays.values()):
         relay.join(_DRAIN_S)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    reported: dict[str, Any] = {}
-    os.set_blocking(told, False)  # children of the worker may hold the other end
-    with suppress(BlockingIOError):
-        for line in os.read(told, 65536).splitlines():
-            reported.update(json.loads(line))
+    _receive(told, reported)
     if "code" in reported:
         return int(reported["code"])
     return report(_death(reported, status))
 
 
-def _wait(worker: int) -> int:
-    """Wait for the working process, handing on signals; its wait status. One that does not end is ended."""
-    first, last, ends = 0.0, 0, math.inf
+def _receive(told: int, reported: dict[str, Any]) -> None:
+    """Add what the working process has told."""
+    with suppress(BlockingIOError):
+        for line in os.read(told, 65536).splitlines():
+            reported.update(json.loads(line))
+
+
+def _wait(worker: int, told: int, reported: dict[str, Any]) -> int:
+    """Wait for the working process, handing on signals; its wait status. One that hears none, or goes on, is ended."""
+    first, last, ends, again = 0.0, 0, math.inf, False
     while True:
         left = min(ends - time.monotonic(), 3600.0)
         info = signal.sigtimedwait({signal.SIGCHLD, *stopping.NUMBERS}, max(left, 0.0))
         now = time.monotonic()
         if info is None and now >= ends:
+            _receive(told, reported)
+            if reported.pop("heard", False) and not again:
+                ends = first + _UNWINDS_S
+                continue
             os.kill(worker, signal.SIGKILL)
             os.waitpid(worker, 0)
             return last
         if info is not None and info.si_signo in stopping.NUMBERS:
-            again = last and now - first > stopping.SAME_S
+            again = bool(last) and now - first > stopping.SAME_S
             first, last = first or now, info.si_signo
-            ends = min(ends, now + (_AGAIN_S if again else _UNWINDS_S))
+            ends = min(ends, now + (_AGAIN_S if again else _UNHEARD_S))
             if info.si_code != _SI_KERNEL:
                 os.kill(worker, info.si_signo)
         ended, status = os.waitpid(worker, os.WNOHANG)
@@ -158,9 +169,13 @@ class _Relay(threading.Thread):
     def run(self) -> None:
         """Hand on, in the process that waits."""
         while data := os.read(self.read, 65536):
-            with suppress(OSError):
-                while data:
+            while data:
+                try:
                     data = data[os.write(self.onward, data) :]
+                except BlockingIOError:
+                    select.select([], [self.onward], [])
+                except OSError:  # nobody listens any more
+                    break
 
 
 def _relays() -> dict[int, _Relay]:

@@ -29,6 +29,7 @@ from nemotron_steps.environments.custom_reward import load
 from nemotron_steps.errors import ConfigError, UnsupportedError
 from nemotron_steps.models.adapters import adapter_pairs, lora_candidates, lora_modules, recorded_base
 from nemotron_steps.models.architecture import Architecture, facts_of, hf_folder, read_config
+from nemotron_steps.models.huggingface import in_two_files
 from nemotron_steps.models.mapping import Stored, check_stored
 
 MODEL_PORTS = ("policy", "model")
@@ -119,8 +120,11 @@ def check_tensors(folder: Path, architecture: Architecture | None = None) -> Arc
     """Refuse a folder whose tensors are not those of its config.json, by the first that is not."""
     architecture = architecture or Architecture.from_folder(folder)
     stored: dict[str, Stored] = {}
+    file_of: dict[str, str] = {}
     for shard in safetensors_shards(folder):
         for name, entry in read_safetensors_header(shard).items():
+            if file_of.setdefault(name, shard.name) != shard.name:
+                raise in_two_files(name, folder, file_of[name], shard.name)
             stored[name] = Stored(entry["dtype"].lower(), tuple(entry["shape"]), entry["dtype"] in _PLAIN)
     check_stored(stored, architecture, str(folder))
     return architecture

@@ -127,8 +127,10 @@ def test_a_copy_outside_the_home_is_whole_or_not_there_and_replaces_nothing(cli:
     assert cli("artifacts", "add", str(write_megatron(workplace / "model")), "--name", "mine").code == 0
     (place,) = cli("artifacts", "path", "mine").out.splitlines()
     assert sorted(p.name for p in Path(place).iterdir()) == ["artifact.json", "hf", "weights"]
+    killed = workplace / f".out.export-{0:032x}"
+    killed.mkdir()
     copied = cli("artifacts", "export", "mine", "out")
-    assert f"steps artifacts export mine:v1 {workplace / 'out-hf'} --hf" in copied.out
+    assert f"steps artifacts export mine:v1 {workplace / 'out-hf'} --hf" in copied.out and not killed.exists()
     files = {path.relative_to("out") for path in Path("out").rglob("*") if path.is_file()}
     assert files == {path.relative_to("model") for path in Path("model").rglob("*") if path.is_file()}
     refused = cli("artifacts", "export", "mine", "out")

@@ -146,6 +146,9 @@ BROKEN = (
     # code
     Broken("a module", ONE, "own_code.steps:run", "own_code.step:run", "one.toml:3", "'own_code.step'"),
     Broken("a function that there is not", ONE, "steps:run", "steps:rnu", "one.toml:3", "has no 'rnu'"),
+    Broken("a function of nothing", CODE, "run(context)", "run()", "one.toml:3", "'run()' is called with 1"),
+    Broken("a coroutine", CODE, "def run", "async def run", "one.toml:3", "is a coroutine function"),
+    Broken("a preflight of one argument", CODE, "check(config, inputs)", "check(config)", "one.toml:5", "with 2"),
     Broken("code that is no Python", CODE, "try:", "try", "one.toml:3", "invalid Python"),
     Broken(
         "code that fails at import", CODE, "try:", "raise OSError(7)\ntry:", "own_code/steps.py:2", "OSError: 7",

@@ -190,8 +190,9 @@ def find_executor(name: str) -> Executor:
     if name in _BUILT_IN:
         executor: Executor = load_object(f"{__package__}.{_BUILT_IN[name]}")()
         return executor
-    point = next((point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == name), None)
-    if point is None:
+    # An entry point seen twice on the path is one; two different ones are for the user to choose between.
+    points = {point.value: point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == name}
+    if not points:
         names = executor_names()
         package = f"PACKAGE   # one whose entry points of the group {ENTRY_POINT_GROUP} have '{name}'"
         if name in _IN_EXAMPLES:
@@ -202,7 +203,11 @@ def find_executor(name: str) -> Executor:
             found=name,
             hints=did_you_mean(meant(name, names)) or (f"pip install {package}", "steps doctor"),
         )
-    package = point.dist.name if point.dist is not None else "an unnamed package"
+    packages = [each.dist.name if each.dist is not None else "an unnamed package" for each in points.values()]
+    if len(points) > 1:
+        what = f"several installed packages provide an executor '{name}'"
+        raise UnsupportedError(what, found=" and ".join(packages), hints=[f"pip uninstall {each}" for each in packages])
+    (point,), (package,) = points.values(), packages
     where = f"entry point '{name}' of {package}: {point.value}"
     try:
         with redirect_stdout(sys.stderr):
@@ -214,6 +219,10 @@ def find_executor(name: str) -> Executor:
     if missing:
         what = f"executor '{name}' is not an executor: it lacks {', '.join(missing)}"
         raise UnsupportedError(what, where=where)
+    model = getattr(provided, "profile_model", OpenProfile)
+    if not (isinstance(model, type) and issubclass(model, Profile)):
+        what, expected = f"executor '{name}' has a profile_model that is not a Profile", f"a subclass of {Profile!r}"
+        raise UnsupportedError(what, where=where, expected=expected, found=repr(model))
     return provided
 
 
