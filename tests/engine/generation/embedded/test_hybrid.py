@@ -161,7 +161,7 @@ def test_the_step_of_a_cuda_graph_is_the_same_and_reads_nothing_back_to_the_host
         layer, place = on_device.layers(5)[0], on_device.place
         with _Count() as count:
             found = mamba_step_on_device(x, mamba, a.mamba, model.weights, layer, place)
-            experts(found, routed, a, model.weights, None)
+            experts(found, routed, a, model.weights)
         close(found, expected)
         close(on_device.ssm[0], states.ssm[0])
         assert len(count.found) > 20
