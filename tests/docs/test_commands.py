@@ -29,7 +29,6 @@ ELSEWHERE = (
     (r"^steps run data_prep/rl_prep -c ", "it reads published blends, from the hub or a mirror"),
     (r"^nemotron (?!.* -d$)", "it reads published blends, or needs a cluster"),
     (r"^steps run data_prep/swe_tasks -c tiny$", "tests/steps/data_prep run it, in a sandbox"),
-    (r"^steps run .*remote_agent", "it needs an agent's server"),
     (r"^steps run (?!.* -d$)", "it trains for minutes: tests marked chain do, and docs/benchmarks.md has the times"),
 )
 SHORT = ("data_prep/rl_prep --input source=rows.jsonl", "acme/filter_prompts --input rows=rows.jsonl")
@@ -38,6 +37,7 @@ PLACEHOLDERS = {
     "RUN": "latest",
     "STEP": "data_prep/rl_prep",
     "NAME": "math_with_judge",
+    "SIGNAL": "kl_spike",
     "AGENT": "math_with_judge_simple_agent",
     "A": "data_prep/rl_prep/prompts",
     "B": "data_prep/rl_prep/prompts",
