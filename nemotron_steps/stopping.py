@@ -28,8 +28,7 @@ AGAIN_S = 1.0
 """How long an interrupt that nothing unwinds for is taken for swallowed, and raised again."""
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
-heard: Callable[[], None] | None = None
-"""Called when a request has come to this process: it is not deaf."""
+heard: Callable[[], None] | None = None  # called when a request has come to this process: it is not deaf
 _asked: list[dict[str, str]] = []
 """Of `note` and every `interruptible` that is entered, the outermost first: "signal" → which it was, once one came."""
 _first = 0.0

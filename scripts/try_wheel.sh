@@ -20,7 +20,7 @@ for python in "${@:-python3}"; do
   "$bin/pip" install -q --disable-pip-version-check uv
   install=("$bin/uv" pip install -q --python "$bin/python" -c requirements/constraints.txt)
   "${install[@]}" torch==2.13.0
-  "${install[@]}" "$root/$wheel[engine,data]"
+  "${install[@]}" "$root/${wheel}[engine,data]"
   mkdir "$scratch/work"
   (
     cd "$scratch/work"

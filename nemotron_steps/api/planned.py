@@ -320,7 +320,7 @@ def run_request(
     if profile is not None and not (wait and profile.runs_here):
         with outside_event_loop():
             with variables_of(profile):
-                show = partial(show_to_submit, request, terminal) if terminal is not None else lambda plan: None
+                show = partial(show_to_submit, session, request, terminal) if terminal is not None else lambda *_: None
                 info, profile = submit(session, request, profile, force=force, resume=resume, attached=wait, show=show)
             if terminal is not None:
                 show_job(info, profile, terminal)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.api.artifacts import Artifacts
+from nemotron_steps.artifacts.export import export, free_folder
 from nemotron_steps.artifacts.files import write_atomic
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
@@ -22,7 +23,8 @@ from nemotron_steps.runs.report.data import RunReport, read_report
 from nemotron_steps.runs.report.page import curve, headlines
 from nemotron_steps.runs.run_folder import DONE, KILLED, get_run, run_file
 from nemotron_steps.session.jobs import AT_WORK, JobView
-from nemotron_steps.session.publish import is_model
+from nemotron_steps.session.publish import hf_request, is_model
+from nemotron_steps.session.session import Session
 
 Series = dict[int, float]
 """Training step → number."""
@@ -191,8 +193,9 @@ class Result:
         """Port → artifact of the last step asked for."""
         return dict(self._goal.outputs)
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
+    def save(self, folder: str | os.PathLike[str], *, hf: bool = False) -> Path:
         """Copy the model of the last step asked for that makes one into a new or empty folder, verified; that folder.
+        `hf`: as a Hugging Face folder, converted where it is none.
 
         Raises UnknownNameError where that step made none, or several: `outputs[PORT].save` has any."""
         steps = self.steps
@@ -204,7 +207,17 @@ class Result:
             hints = [f"result.outputs[{port!r}].save({os.fspath(folder)!r})" for port in models or self.outputs]
             what = f"run '{self.id}' made {'several models at once' if models else 'no model'}"
             raise UnknownNameError(what, found=", ".join(models or self.outputs) or "no output", hints=hints)
-        return made[models[0]].save(folder)
+        model, store = made[models[0]], self._store
+        command = f"steps artifacts export {'--hf ' if hf else ''}{model.ref}"
+        free_folder(model, Path(folder), command)
+        request = hf_request(model, load_registry()) if hf else None
+        if request is not None:
+            from nemotron_steps.api.planned import run_request
+
+            session = Session(store.backend.url)
+            converted = run_request(session, request, force=False, resume=None, wait=True, progress=False)
+            (model,) = converted.outputs.values()
+        return export(store, model, Path(folder), command=command)
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from nemotron_steps.api.planned import (
 from nemotron_steps.api.result import Result
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.errors import ConfigError, DataError, RequestError, StepsError, UnsupportedError
-from nemotron_steps.rows.layouts import has_pair, prompt_layout, read_prompt, without_padding
+from nemotron_steps.rows.layouts import has_pair, prompt_layout, without_padding
 from nemotron_steps.session.session import AUTO
 
 _CORRECT = '{"prompt": "What is 1 + 1?", "answer": "2"}'
@@ -172,6 +172,8 @@ class _Asked(Runnable):
         inputs = {self.MODEL: model, self.DATA: self._reference(dataset, "dataset")}
         if validation is not None and validation is not False:
             inputs["validation"] = self._reference(validation, "validation")
+        elif validation is False and isinstance(self, GRPO):
+            texts.append("heldout.share=0")
         asked = request_for(
             self.STEP,
             config=config if config is not None else AUTO,
@@ -182,7 +184,7 @@ class _Asked(Runnable):
             **sections,
         )
         self._request = self._session.settled(asked)
-        self._complete(may_split=validation is None and not isinstance(dataset, str | os.PathLike | Artifact))
+        self._complete()
 
     def plan(self) -> Planned:
         """Type-check it; see `nemotron_steps.plan`. PlanError with every problem found."""
@@ -192,8 +194,8 @@ class _Asked(Runnable):
         of_prompts = self.DATA == "prompts"
         return data_reference(dataset, self._folder / "data", argument=argument, of_prompts=of_prompts)
 
-    def _complete(self, *, may_split: bool) -> None:
-        """Add to the request what follows from it; `may_split`: some of the rows may be kept from the training."""
+    def _complete(self) -> None:
+        """Add to the request what follows from it."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.command}>"
@@ -238,8 +240,8 @@ class GRPO(_Asked):
             `FILE.py:NAME`. None: each row names the environment that grades it (`agent_ref`).
         weights: of the functions; None: 1 each. The reward is the weighted sum.
         validation: prompts to validate on, in any of the dataset's forms. Where no key says when, the policy is
-            validated before and after the training; `grpo={"val_period": 10}` does it every ten steps. None: of 50
-            or more prompts in memory a tenth, 64 at most, is held out for it. False: nothing is.
+            validated before and after the training; `grpo={"val_period": 10}` does it every ten steps. None: a tenth of
+            50 or more prompts, 64 at most, is held out and graded before and after. False: nothing is.
         config: of the step; None for `auto`: `cpu`, `one_gpu` or, from eight GPUs on, `one_node`, by what this machine
             has, or the profile's `gpus_per_node`. `command` names the one that was chosen.
         overrides: texts in Hydra's grammar, or dotted keys and values.
@@ -256,40 +258,18 @@ class GRPO(_Asked):
 
     STEP, MODEL = "rl/nemo_rl/rlvr", "policy"
 
-    def _complete(self, *, may_split: bool) -> None:
+    def _complete(self) -> None:
+        if "validation" not in self._request.inputs:
+            return
         try:
             with variables_of(self._session.profile_of(self._request)):
                 composed = self._session.compose(self.STEP, self._request.config, self._request.overrides)
         except StepsError:
             return  # the plan says what is wrong, all of it
-        flat, inputs = composed.flat, {**self._request.inputs}
-        if may_split and "validation" not in composed.inputs and flat["data.validation.data_path"] is None:
-            inputs |= self._held_out(Path(inputs[self.DATA]))
-        overrides = self._request.overrides
-        validates = flat["grpo.val_period"] > 0 or flat["grpo.val_at_start"] or flat["grpo.val_at_end"]
-        if "validation" in inputs and not validates:
-            overrides = (*overrides, "grpo.val_at_start=true", "grpo.val_at_end=true")
-        self._request = replace(self._request, inputs=inputs, overrides=overrides)
-
-    def _held_out(self, path: Path) -> dict[str, str]:
-        """The inputs with a tenth of the prompts held out, where there are enough: those whose digest is least, with
-        every row that asks the same."""
-
-        def rows() -> Iterator[Any]:  # one in memory at a time
-            with path.open("rb") as file:
-                yield from map(json.loads, file)
-
-        asked = []
-        for number, row in enumerate(rows(), start=1):
-            text = json.dumps(read_prompt(row, f"dataset, row {number}").messages, sort_keys=True)
-            asked.append(hashlib.sha256(text.encode()).hexdigest())
-        every = sorted({*asked})
-        if len(every) < 50:
-            return {}
-        held = {*every[: min(64, len(every) // 10)]}
-        kept = (row for row, digest in zip(rows(), asked, strict=True) if digest in held)
-        others = (row for row, digest in zip(rows(), asked, strict=True) if digest not in held)
-        return {self.DATA: self._reference(others, "dataset"), "validation": self._reference(kept, "dataset")}
+        flat = composed.flat
+        if not (flat["grpo.val_period"] > 0 or flat["grpo.val_at_start"] or flat["grpo.val_at_end"]):
+            overrides = (*self._request.overrides, "grpo.val_at_start=true", "grpo.val_at_end=true")
+            self._request = replace(self._request, overrides=overrides)
 
 
 class Evaluation(_Asked):

@@ -175,10 +175,10 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
         ids += [token["id"] for token in added or () if isinstance(token, dict) and type(token.get("id")) is int]
         if isinstance(vocabulary, dict | list):
             attributes["tokenizer_size"] = max([*ids, len(vocabulary) - 1]) + 1
-    template = chat_template(folder)
-    if template is not None:
+    template, digest = chat_template(folder), chat_template_digest(folder)
+    attributes |= {"chat_template": digest} if digest is not None else {}
+    if template is not None and digest is not None:
         attributes |= {"chat_roles": list(roles_written(template)), "chat_tools": writes_tools(template)}
-        attributes["chat_template"] = chat_template_digest(folder)
     ends = _turn_ends(folder)
     if ends is not None:
         attributes |= {"has_end_token": bool(ends), "turn_ends": ends}
@@ -274,10 +274,15 @@ def _turn_ends(folder: Path) -> list[str] | None:
 
 
 def chat_template_digest(folder: Path) -> str | None:
-    """A digest of the chat template; None without one."""
-    text = chat_template(folder)
-    if text is None:
+    """A digest of the chat template, from chat_template.jinja or tokenizer_config.json; None without one."""
+    path, template = folder / "chat_template.jinja", None
+    if path.is_file():
+        template = path.read_text(encoding="utf-8")
+    elif (folder / "tokenizer_config.json").is_file():
+        template = read_json_object(folder / "tokenizer_config.json").get("chat_template")
+    if not template:
         return None
+    text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
     return "sha256:" + hashlib.sha256(text.strip().encode()).hexdigest()[:16]
 
 

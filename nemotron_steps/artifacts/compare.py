@@ -7,8 +7,8 @@ from nemotron_steps.artifacts.models import short_digest
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError
 
-Pair = tuple[Any, Any]
-"""A value in the first artifact and in the second; None where one lacks it."""
+Values = tuple[Any, ...]
+"""A value in the first artifact, or whatever is compared, and in the next; None where one lacks it."""
 
 
 def compare(store: ArtifactStore, ref_a: str, ref_b: str) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def compare(store: ArtifactStore, ref_a: str, ref_b: str) -> dict[str, Any]:
             hints=(f"steps artifacts list --type {first.type}",),
         )
     a, b = store.open(first), store.open(second)
-    attributes, inputs = _differing(a.attributes, b.attributes), dict[str, Pair]()
+    attributes, inputs = differing(a.attributes, b.attributes), dict[str, Values]()
     edges_a, edges_b = ({edge.port: edge for edge in each.inputs} for each in (a, b))
     for port in sorted(edges_a.keys() | edges_b.keys()):
         edges = (edges_a.get(port), edges_b.get(port))
@@ -32,7 +32,7 @@ def compare(store: ArtifactStore, ref_a: str, ref_b: str) -> dict[str, Any]:
             names = [None if each is None else each.ref or short_digest(each.digest) for each in edges]
             inputs[port] = (names[0], names[1])
     files_a, files_b = ({file.path: file for file in each.files} for each in (a, b))
-    changed = _differing(files_a, files_b).items()
+    changed = differing(files_a, files_b).items()
     return {
         "a": {"ref": a.ref, "digest": a.digest, "type": a.type},
         "b": {"ref": b.ref, "digest": b.digest, "type": b.type},
@@ -43,18 +43,22 @@ def compare(store: ArtifactStore, ref_a: str, ref_b: str) -> dict[str, Any]:
     }
 
 
-def config_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Pair]:
+def config_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Values]:
     """Dotted config key → value in each, where they differ."""
-    return _differing(_flat(a), _flat(b))
+    return differing(flat(a), flat(b))
 
 
-def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Pair]:
-    return {name: (a.get(name), b.get(name)) for name in sorted({**a, **b}) if a.get(name) != b.get(name)}
+def differing(*compared: Mapping[str, Any] | None) -> dict[str, Values]:
+    """Name → the value in each, where two of those that are there differ."""
+    there = [each for each in compared if each is not None]
+    names = sorted({name for each in there for name in each if any(each.get(name) != a.get(name) for a in there)})
+    return {name: tuple(None if each is None else each.get(name) for each in compared) for name in names}
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key → value of every value of nested mappings."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         is_group = isinstance(value, Mapping) and value
-        found |= _flat(value, f"{prefix}{name}.") if is_group else {f"{prefix}{name}": value}
+        found |= flat(value, f"{prefix}{name}.") if is_group else {f"{prefix}{name}": value}
     return found

@@ -6,9 +6,8 @@ import shlex
 import shutil
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from nemotron_steps.artifacts.files import hash_tree, storage_errors
+from nemotron_steps.artifacts.files import hash_tree, storage_errors, sync_folder
 from nemotron_steps.artifacts.integrity import differences
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
@@ -28,29 +27,31 @@ def export(store: ArtifactStore, artifact: Artifact, folder: Path, *, card: str 
 
     Raises RequestError for a folder that holds anything, ArtifactError for files that are not those committed.
     """
-    target = _free(artifact, folder.expanduser().absolute(), command or f"steps artifacts export {artifact.ref}")
+    target = free_folder(artifact, folder, command or f"steps artifacts export {artifact.ref}")
     artifact = store.open(artifact)
     size = sum(record.size for record in artifact.files)
     if size >= _WORTH_SAYING:
         _LOG.warning("copying %.1f GB to %s", size / 1e9, target)
-    with storage_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=f".{target.name}.export-", dir=target.parent) as beside:
-            staged = Path(beside, "tree")
-            for record in artifact.files:
-                copy = staged / record.path
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(artifact.path / record.path, copy)
-            for problem in differences(artifact, hash_tree(staged), str(artifact.path)):
-                raise problem
-            if card:
-                (staged / "README.md").write_text(card, encoding="utf-8")
-            staged.rename(target)
+    with storage_errors(target), store.staging(target) as staged:
+        for record in artifact.files:
+            (staged / record.path).parent.mkdir(parents=True, exist_ok=True)
+            with (artifact.path / record.path).open("rb") as source, (staged / record.path).open("wb") as copy:
+                shutil.copyfileobj(source, copy, 1 << 22)
+                copy.flush()
+                os.fsync(copy.fileno())
+        for problem in differences(artifact, hash_tree(staged), str(artifact.path)):
+            raise problem
+        if card:
+            (staged / "README.md").write_text(card, encoding="utf-8")
+        staged.rename(target)
+        sync_folder(target.parent)
     return target
 
 
-def _free(artifact: Artifact, target: Path, command: str) -> Path:
-    """The folder, links followed, where it can be renamed to: it is not there, or it is empty and nobody's place."""
+def free_folder(artifact: Artifact, folder: Path, command: str) -> Path:
+    """The folder, links followed, where it can be renamed to: it is not there, or it is empty and nobody's place.
+    RequestError for another, with `command` and a folder that is free."""
+    target = folder.expanduser().absolute()
     there = next(path for path in (target, *target.parents) if os.path.lexists(path))
     held = ["a file"] if not there.is_dir() else sorted(os.listdir(there))[:4] if there == target else []
     if there == target and not held and (there.is_mount() or there.samefile(".")):

@@ -249,9 +249,12 @@ def remove_tree(folder: Path) -> None:
 def set_aside(folder: Path) -> None:
     """Delete a folder, if it is there, so that no reader sees it with half of its files gone."""
     if folder.exists():
-        aside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}.corrupt")
-        folder.rename(aside)
-        remove_tree(aside)
+        remove_tree(renamed_aside(folder))
+
+
+def renamed_aside(folder: Path) -> Path:
+    """Give a folder a hidden name, under which it is to be deleted; its new path."""
+    return folder.rename(folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.corrupt"))
 
 
 def copy_tree(source: Path, target: Path) -> None:

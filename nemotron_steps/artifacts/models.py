@@ -52,6 +52,8 @@ class Producer:
     cache_key: str = ""
     config: str = ""
     """Name or path of the step's config."""
+    package: str = ""
+    """Version of nemotron_steps that made it; "" in records from before it was kept."""
     accepted: tuple[Mapping[str, Any], ...] = ()
     """By whom it was taken for what the step would make since, oldest first: {by, at, key, version, changed}, the key
     and version that it had until then and the code that changed."""
@@ -159,7 +161,7 @@ class Artifact:
             "version": self.version,
             "attributes": dict(self.attributes),
             "files": [{"path": f.path, "size": f.size, "sha256": f.sha256} for f in self.files],
-            "producer": {k: v for k, v in vars(self.producer).items() if k != "accepted" or v}
+            "producer": {k: v for k, v in vars(self.producer).items() if v or k not in ("accepted", "package")}
             if self.producer
             else None,
             "inputs": [vars(edge) for edge in self.inputs],

@@ -47,6 +47,7 @@ CHECKSUM = "checksum"
 
 _PRODUCER = {"step": TEXT, "port": TEXT, "run": TEXT, "step_version": TEXT, "cache_key": TEXT}
 _ACCEPTED = {"by": TEXT, "at": TIME, "key": TEXT, "version": TEXT, "changed": [TEXT]}
+_SINCE = {"config": Optional(TEXT), "accepted": Optional([_ACCEPTED]), "package": Optional(TEXT)}
 _RECORD = {
     "format": COUNT,
     "type": TEXT,
@@ -55,7 +56,7 @@ _RECORD = {
     "version": COUNT,
     "attributes": dict,
     "files": [{"path": TEXT, "size": COUNT, "sha256": DIGEST}],
-    "producer": (None, {**_PRODUCER, "config": Optional(TEXT), "accepted": Optional([_ACCEPTED])}),
+    "producer": (None, {**_PRODUCER, **_SINCE}),
     "inputs": [{"port": TEXT, "digest": DIGEST, "ref": TEXT}],
     "created": TIME,
     "source": TEXT,

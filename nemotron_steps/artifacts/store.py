@@ -38,6 +38,7 @@ from nemotron_steps.artifacts.files import (
     replace_links,
     sha256_file,
     stat_of,
+    storage_errors,
     to_json_bytes,
     tree_files,
     write_atomic,
@@ -82,19 +83,17 @@ class ArtifactStore:
         self.imports = Imports(self.backend.private / "imports")
 
     @contextmanager
-    def staging(self) -> Iterator[Path]:
-        """A fresh folder to fill, on the file system artifacts are committed to; deleted on exit if still there."""
-        root = self.backend.local("artifacts/staging")
+    def staging(self, beside: Path | None = None) -> Iterator[Path]:
+        """A fresh folder to fill, on the file system artifacts are committed to, or `beside` a path that it will be
+        renamed to; deleted on exit if still there."""
+        root = self.backend.local("artifacts/staging") if beside is None else beside.parent
+        prefix = "" if beside is None else f".{beside.name}.export-"
         root.mkdir(parents=True, exist_ok=True)
-        for left in root.iterdir():
-            if left.is_symlink() or not left.is_dir():  # nothing of ours
-                left.unlink(missing_ok=True)
-            elif (dead := _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB)) is not None:  # of a process that was killed
-                remove_tree(left)
-                os.close(dead)
+        for left in self.abandoned(root, prefix):
+            left.unlink(missing_ok=True) if left.is_symlink() or not left.is_dir() else remove_tree(left)
         lock = None
         while lock is None:  # another process may take it for dead until it is locked
-            folder = root / uuid.uuid4().hex
+            folder = root / f"{prefix}{uuid.uuid4().hex}"
             folder.mkdir()
             lock = _locked(folder, fcntl.LOCK_EX)
         try:
@@ -102,6 +101,34 @@ class ArtifactStore:
         finally:
             remove_tree(folder)
             os.close(lock)
+
+    def abandoned(self, root: Path | None = None, prefix: str = "") -> Iterator[Path]:
+        """What is in staging, or of exports in `root`, and nobody's: of processes that were killed. Each is locked
+        while it is looked at."""
+        root = root or self.backend.local("artifacts/staging")
+        for left in root.iterdir() if root.is_dir() else ():
+            if prefix and not _is_export(left, prefix):
+                continue
+            if left.is_symlink() or not left.is_dir():  # nothing of ours
+                yield left
+            elif (dead := _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB)) is not None:
+                try:
+                    yield left
+                finally:
+                    os.close(dead)
+
+    @contextmanager
+    def naming(self, *, alone: bool = False) -> Iterator[None]:
+        """Held while objects are committed and named; `alone`: while those without a name are deleted."""
+        folder = self.backend.local(OBJECTS)
+        with storage_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        lock = _locked(folder, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            if lock is not None:
+                os.close(lock)
 
     def commit(self, staged: Path, type_name: str, *, name: str, **about: Any) -> Artifact:
         """Publish a filled folder as the next version of `name`, moving it away. As `stage` and `publish`."""
@@ -154,10 +181,11 @@ class ArtifactStore:
         there = self.backend.read(f"{path}/{MANIFEST_NAME}") is not None
         corrupt = there and bool(problems(self, artifact))
         write_atomic(artifact.path / MANIFEST_NAME, artifact_bytes(artifact))
-        self.backend.commit_tree(artifact.path, path, replace=corrupt)
-        local = self.backend.local_tree(path, artifact.files)
-        self._remember_verified(artifact.digest, local, artifact.files)
-        return self._new_version(artifact.at(local))
+        with self.naming():
+            self.backend.commit_tree(artifact.path, path, replace=corrupt)
+            local = self.backend.local_tree(path, artifact.files)
+            self._remember_verified(artifact.digest, local, artifact.files)
+            return self._new_version(artifact.at(local))
 
     def add(
         self, path: Path, *, type_name: str | None = None, supertypes: Sequence[str] = (), name: str | None = None
@@ -180,13 +208,15 @@ class ArtifactStore:
         if path.is_file():
             return self.add(path, type_name=type_name, name=name, supertypes=supertypes)
         artifact = self.imports.identify(path, type_name=type_name, supertypes=supertypes, name=name)
-        self.backend.write(f"{REFERENCES}/{artifact.digest}.json", artifact_bytes(artifact))
-        self._remember_verified(artifact.digest, artifact.path, artifact.files)
-        return self._new_version(artifact)
+        with self.naming():
+            self.backend.write(f"{REFERENCES}/{artifact.digest}.json", artifact_bytes(artifact))
+            self._remember_verified(artifact.digest, artifact.path, artifact.files)
+            return self._new_version(artifact)
 
     def attribute(self, artifact: Artifact, producer: Producer, inputs: Sequence[Edge]) -> Artifact:
         """The next version of a committed artifact's name, of the same content, as another production."""
-        return self._new_version(replace(artifact, producer=producer, inputs=tuple(inputs), created=time.time()))
+        with self.naming():
+            return self._new_version(replace(artifact, producer=producer, inputs=tuple(inputs), created=time.time()))
 
     def find(self, ref: str) -> Artifact:
         """The record of `NAME`, `NAME:vN`, `NAME:latest`, or a digest of at least 8 hex digits; no file of it is
@@ -368,6 +398,12 @@ class ArtifactStore:
             found=ref,
             hints=(*(f"steps artifacts show {each}" for each in near), "steps artifacts list"),
         )
+
+
+def _is_export(path: Path, prefix: str) -> bool:
+    """Whether it is a folder as this user's exports are named."""
+    named = re.fullmatch(re.escape(prefix) + "[0-9a-f]{32}", path.name) and not path.is_symlink() and path.is_dir()
+    return bool(named) and path.stat().st_uid == os.getuid()
 
 
 def _locked(folder: Path, how: int) -> int | None:

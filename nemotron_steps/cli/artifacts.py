@@ -6,6 +6,8 @@ import re
 import shlex
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,10 +66,13 @@ def show_artifacts(args: argparse.Namespace) -> int:
         return print_json(_fields(artifact, store))
     out = Terminal.of()
     out.print(f"{out.style(artifact.ref, 'bold')}  {out.style(artifact.type, 'cyan')}")
-    accepted = [("accepted", artifact.producer.acceptance)] if artifact.producer and artifact.producer.accepted else []
+    made = artifact.producer
+    package = [("package", f"nemotron-steps {made.package}")] if made and made.package else []
+    accepted = [("accepted", made.acceptance)] if made and made.accepted else []
     rows = [
         ("digest", artifact.digest),
         ("made by", _origin(artifact)),
+        *package,
         *accepted,
         ("created", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(artifact.created))),
         ("path", shown_path(place)),
@@ -239,13 +244,28 @@ def path_artifacts(args: argparse.Namespace) -> int:
 
 
 def export_artifacts(args: argparse.Namespace) -> int:
-    """`steps artifacts export REF DIR`."""
-    from nemotron_steps.artifacts.export import export
+    """`steps artifacts export REF DIR [--hf]`."""
+    from nemotron_steps.artifacts.export import export, free_folder
 
-    store = Session(args.home).store
+    session = Session(args.home)
+    store = session.store
     artifact = store.find(args.ref)
-    folder = str(export(store, artifact, Path(args.dir)))
-    hint = f"{_to_hf(artifact)}   # for transformers, vLLM" if artifact.type == "checkpoint_megatron" else ""
+    command = f"steps artifacts export {'--hf ' if args.hf else ''}{artifact.ref}"
+    free_folder(artifact, Path(args.dir), command)
+    if args.hf:
+        from nemotron_steps.cli.run import shown, stdout_to_stderr
+        from nemotron_steps.session.publish import hf_request
+        from nemotron_steps.session.run import run_here
+
+        request = hf_request(artifact, session.registry)
+        if request is not None:
+            with stdout_to_stderr() if args.as_json else nullcontext():
+                display = partial(shown, request, None if args.as_json else Terminal.of())
+                result, plan = run_here(session, request, display=display)
+            (artifact,) = result.step(plan.goals[-1]).outputs.values()
+    folder = str(export(store, artifact, Path(args.dir), command=command))
+    hint = f"{command} {shlex.quote(folder)}-hf --hf   # for transformers, vLLM"
+    hint = hint if artifact.type == "checkpoint_megatron" else ""
     return _taken(args, {"ref": artifact.ref, "digest": artifact.digest, "path": folder}, folder, hint)
 
 

@@ -1,4 +1,4 @@
-"""`steps runs`, `logs`, `status`, `cancel`, `report`: what ran here, what it said, how it stands."""
+"""`steps runs`, `logs`, `status`, `cancel`, `report`, `index`: what ran here, what it said, how it stands."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import print_json, render
@@ -162,8 +163,10 @@ def logs(args: argparse.Namespace) -> int:
         return 0
     try:
         while True:
-            info = view.now(info)
-            _write([line for tail in tails for line in tail.new()], as_json=args.as_json)
+            info, lines = view.now(info), list[bytes]()
+            while new := [line for tail in tails for line in tail.new()]:  # until none has more: all up to one moment
+                lines += new
+            _write(lines, as_json=args.as_json)
             if info.status not in AT_WORK:
                 return 0
             time.sleep(_POLL_SECONDS)
@@ -245,9 +248,29 @@ def report(args: argparse.Namespace) -> int:
         info = JobView(store, run, say_on_stderr).look()
         folders.append(run_file(store, info.id, "run.json").parent)
         _bring(store, info.id, "events.jsonl", "metrics.jsonl", "samples.jsonl", "plan.json", "config.yaml")
-    path = write_comparison(folders, store) if args.others else write_report(folders[0], store)
+    path, found = write_comparison(folders, store) if args.others else (write_report(folders[0], store), {})
     if args.as_json:
-        return print_json({"run": folders[0].name, "report": str(path)})
+        return print_json({"run": folders[0].name, "report": str(path), **found})
+    out = Terminal.of()
+    for text in found.get("unlike", ()):
+        out.print(f"{out.style('▲', 'yellow')} {printable(text)}")
+    out.print(shown_path(path))
+    return 0
+
+
+def index(args: argparse.Namespace) -> int:
+    """`steps index [--out FILE]`: write the page of every run and artifact and say where it is."""
+    from nemotron_steps.runs.report.page import write_index
+
+    store = Session(args.home).store
+    path = store.backend.scratch / "index.html" if args.out is None else Path(args.out).expanduser()
+    try:
+        write_index(store, path)
+    except OSError as error:  # a folder, below a file, not ours
+        what, found = "the page cannot be written", error.strerror
+        raise RequestError(what, where=str(path), found=found, hints=("steps index --out FILE",)) from error
+    if args.as_json:
+        return print_json({"index": str(path)})
     Terminal.of().print(shown_path(path))
     return 0
 

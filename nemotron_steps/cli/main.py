@@ -52,7 +52,7 @@ def _program(arguments: Sequence[str], prog: str) -> int:
 
         answer(build(prog))
     before, _ = split_passthrough(arguments)
-    works = before[:1] == ["run"] or prog == "nemotron"
+    works = before[:1] == ["run"] or prog == "nemotron" or (before[:1] == ["artifacts"] and "--hf" in before)
     if not works or {"-d", "--dry-run", "-h", "--help"} & set(before):
         return _main(arguments, prog)
     from nemotron_steps.session.supervise import supervise

@@ -88,6 +88,14 @@ def build(prog: str) -> Parser:
     command.add_argument("--why", action="store_true", help="say of each step that must run what changed")
     run_flags(add("run", "run:run", "run a step, a list of steps or a pipeline", epilog=_RUN_EPILOG))
     _history(add)
+    _stored(add("home", "home:home", "show what the home holds, and what `steps gc` would free"))
+    command = add("gc", "home:gc", "free what nothing needs: leftovers, work folders of finished runs")
+    command.add_argument("--dry-run", action="store_true", help="say what would be freed; delete nothing")
+    command.add_argument("--yes", action="store_true", help="delete without asking")
+    old = "also the folders of runs that were done this many days ago; their artifacts stay"
+    command.add_argument("--runs", type=float, metavar="DAYS", help=old)
+    command.add_argument("--artifact", metavar="REF", help="also this version of an artifact; repeat for more", **_MANY)
+    _stored(command)
     command = add("artifacts", "artifacts:list_artifacts", "list, show, trace, verify, add, export artifacts")
     command.set_defaults(type=None, name=None, home=None, as_json=False)
     _artifacts(add, command.add_subparsers(title="commands", dest="artifact_command", metavar="COMMAND"))
@@ -146,6 +154,8 @@ def run_flags(command: Parser, words: str = _STEPS, help_words: str = _THEN) -> 
     command.add_argument("-r", "--run", metavar="PROFILE", help=attached)
     command.add_argument("-b", "--batch", metavar="PROFILE", help="run on this env.toml profile, detached")
     command.add_argument("--force-squash", action="store_true", help="rebuild the container's squash file (-r/-b)")
+    asks = "submit without asking, however many GPU-hours it may take (-r/-b)"
+    command.add_argument("--yes", action="store_true", help=asks)
     dry = "print the merged config and the plan; run nothing"
     command.add_argument("-d", "--dry-run", action="store_true", help=dry)
     command.add_argument("--resume", metavar="RUN", help="go on with an earlier run (its id, name or `latest`)")
@@ -195,6 +205,9 @@ def _history(add: Callable[..., Parser]) -> None:
         elif name == "report":
             command.add_argument("others", metavar="RUN", nargs="*", help="more runs: a comparison of all of them")
         _stored(command)
+    command = add("index", "history:index", "write one page with every run and artifact, and print where it is")
+    command.add_argument("--out", metavar="FILE", help="where to (default: index.html in the home)")
+    _stored(command)
 
 
 def _artifacts(add: Callable[..., Parser], into: Any) -> None:
@@ -219,6 +232,8 @@ def _artifacts(add: Callable[..., Parser], into: Any) -> None:
         elif name == "add":
             command.add_argument("--type", metavar="TYPE", help="artifact type (default: recognised from the content)")
             command.add_argument("--name", metavar="NAME", help="artifact name (default: the file's)")
+        elif name == "export":
+            command.add_argument("--hf", action="store_true", help="as a Hugging Face folder, converted if it is none")
         _stored(command)
 
 

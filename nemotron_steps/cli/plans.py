@@ -96,8 +96,9 @@ def _note(step: PlannedStep, numbers: dict[str, int], out: Terminal) -> str:
     return "  ".join(filter(None, notes))
 
 
-def show_needs(found: Plan, request: RunRequest, out: Terminal) -> None:
-    """What the steps still to run need and this machine lacks; under a profile, what was not asked of its machines."""
+def show_needs(found: Plan, request: RunRequest, out: Terminal, size: str = "") -> None:
+    """What the steps still to run need and this machine lacks; under a profile, what was not asked of its machines, and
+    the `size` of its job."""
     from nemotron_steps.runs.prerequisites import missing, needs_of
 
     if request.profile is not None:
@@ -105,6 +106,7 @@ def show_needs(found: Plan, request: RunRequest, out: Terminal) -> None:
         if needs:
             text = f"not asked of this machine, but needed where {request.profile} runs it: {', '.join(needs)}"
             out.print(f"  {out.style('note:', 'yellow')} {printable(text)}")
+        out.print(f"  {out.style(printable(size), 'bold')}") if size else None
         return
     for finding, steps in missing(found, tried=False):
         keys = ", ".join(step.key for step in steps)

@@ -16,7 +16,7 @@ from nemotron_steps.cli.parser import request_of
 from nemotron_steps.cli.plans import plan_fields, show_needs, show_plan, show_unfilled
 from nemotron_steps.cli.terminal import Terminal, duration, number
 from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.config.secrets import redact
+from nemotron_steps.config.secrets import redact, redact_text
 from nemotron_steps.errors import RequestError
 from nemotron_steps.runs.log_format import columns_of, compared, is_change, is_table, values_of
 from nemotron_steps.runs.report.seed_stats import MEANING, as_text
@@ -24,17 +24,22 @@ from nemotron_steps.session.jobs import printable, shown_path
 from nemotron_steps.session.run import plan_run, request_of_run, run_here
 from nemotron_steps.session.run_request import RunRequest, UsageError
 from nemotron_steps.session.session import AUTO, Session
-from nemotron_steps.session.submit import checked_launch, follow_attached, inside_job, submit
+from nemotron_steps.session.submit import checked_launch, follow_attached, inside_job, job_size, submit
 
 if TYPE_CHECKING:
     import argparse
 
+    from nemotron_steps.artifacts.models import Artifact
     from nemotron_steps.config.profiles import Profile
     from nemotron_steps.resolver.plan import Plan
     from nemotron_steps.runs.context import Listener, Record
     from nemotron_steps.runs.execute import RunResult
     from nemotron_steps.runs.run_folder import RunInfo
 
+_MANY_GPU_HOURS = 100
+"""Above which a submission asks first."""
+_MODELS = ("checkpoint_hf", "reward_model_hf", "checkpoint_megatron", "adapter")
+"""Of these, the first two are served as they are."""
 _COLORS = {"good": "green", "bad": "red", "same": "dim"}
 
 
@@ -47,11 +52,11 @@ def plan(args: argparse.Namespace) -> int:
         os.environ.update(profile.variables_here)
     _refuse_accept(args, forgets=args.force)
     found = plan_run(session, request, force=args.force, accept=args.accept)
-    session.job_profile(request, found)
+    size = job_size(session, request, found, session.job_profile(request, found))
     if args.as_json:
-        return print_json(plan_fields(found))
+        return print_json({**plan_fields(found), "job": size})
     show_plan(found, request, Terminal.of(), why=args.why)
-    show_needs(found, request, Terminal.of())
+    show_needs(found, request, Terminal.of(), size["text"])
     return 0
 
 
@@ -137,10 +142,11 @@ def _dry_run(args: argparse.Namespace, session: Session, request: RunRequest) ->
                 checked_launch(session, request, found, profile, "RUN", force_squash=args.force_squash)
         except RequestError as refused:
             found = replace(found, unfilled=(*found.unfilled, refused))
+    size = job_size(session, request, found, profile)
     configs = {step.key: redact(dict(step.config)) for step in found.steps}
     if args.as_json:
         fields = plan_fields(found)
-        fields["configs"] = configs
+        fields |= {"configs": configs, "job": size}
         fields["unfilled"] = [error_fields(problem) for problem in found.unfilled]
         fields["profile"] = None if profile is None else {"name": request.profile, **profile.shown()}
         return print_json(fields)
@@ -153,7 +159,7 @@ def _dry_run(args: argparse.Namespace, session: Session, request: RunRequest) ->
         out.print(out.style(f"# {title}", "dim"))
         out.print(yaml.dump(values, Dumper=dumper, sort_keys=False, allow_unicode=True, width=110))
     show_plan(found, request, out)
-    show_needs(found, request, out)
+    show_needs(found, request, out, size["text"])
     show_unfilled(found, out)
     return 0
 
@@ -170,7 +176,7 @@ def _submit(args: argparse.Namespace, session: Session, request: RunRequest, pro
         attached=attached,
         force_squash=args.force_squash,
         accept=args.accept,
-        show=(lambda found: None) if as_json else partial(show_to_submit, request, out),
+        show=(lambda *_: None) if as_json else partial(show_to_submit, session, request, out, asks=not args.yes),
     )
     if not as_json:
         show_job(info, profile, out)
@@ -185,11 +191,16 @@ def _submit(args: argparse.Namespace, session: Session, request: RunRequest, pro
     return 0
 
 
-def show_to_submit(request: RunRequest, out: Terminal, found: Plan) -> None:
-    """A plan that is about to be handed over."""
+def show_to_submit(
+    session: Session, request: RunRequest, out: Terminal, found: Plan, profile: Profile, *, asks: bool = False
+) -> None:
+    """A plan that is about to be handed over. `asks`: whether to, on a terminal, where it takes many GPU-hours."""
+    size = job_size(session, request, found, profile)
     show_plan(found, request, out)
-    show_needs(found, request, out)
+    show_needs(found, request, out, size["text"])
     out.print()
+    if asks and (size["gpu_hours"] or 0) > _MANY_GPU_HOURS:
+        out.confirm("submit?", "nothing was submitted")
 
 
 def show_job(info: RunInfo, profile: Profile, out: Terminal) -> None:
@@ -314,12 +325,28 @@ def show_result(result: RunResult, plan: Plan, out: Terminal) -> None:
     if goals[-1].outputs:
         out.print(f"\n  {out.style('next', 'dim')}")
     for artifact in goals[-1].outputs.values():
-        path, take = shlex.quote(shown_path(artifact.path)), f"steps artifacts export {artifact.ref} DIR"
-        whole = artifact.type in ("checkpoint_hf", "reward_model_hf")
-        served = whole and artifact.attributes.get("model_type") in FAMILIES
-        commands = ((served, f"vllm serve {path}"), (whole, take), (True, f"steps artifacts lineage {artifact.ref}"))
-        for command in (*(each for here, each in commands if here), f"steps list --consumes {artifact.type}"):
-            out.print(f"    {out.style(command, 'cyan')}")
+        for command in _next(artifact, plan):
+            out.print(f"    {out.style(printable(redact_text(command)), 'cyan')}")
+
+
+def _next(artifact: Artifact, plan: Plan) -> Iterator[str]:
+    """What one may do with what the last step made."""
+    lineage = f"steps artifacts lineage {artifact.ref}"
+    if artifact.type not in _MODELS:
+        yield from (lineage, f"steps list --consumes {artifact.type}")
+        return
+    step = next((each for each in plan.steps if each.key == plan.goals[-1]), None)
+    source = step.inputs.get("prompts") if step else None
+    importer = next((s for s in plan.steps if s.inserted and s.key == getattr(source, "step_key", None)), None)
+    rows = getattr(next(iter(importer.inputs.values())) if importer else source, "ref", None)
+    rewards = [each for each in step.overrides if each.startswith("reward=")] if step else []
+    if rewards and rows:
+        words = ["--input", f"model={artifact.ref}", "--input", f"prompts={rows}", *rewards]
+        yield f"steps run eval {shlex.join(words)}"
+    yield f"steps artifacts export {artifact.ref} DIR --hf"
+    if artifact.attributes.get("model_type") in FAMILIES:
+        yield f"vllm serve {shlex.quote(shown_path(artifact.path)) if artifact.type in _MODELS[:2] else 'DIR'}"
+    yield lineage
 
 
 def show_values(values: Mapping[str, Any], out: Terminal) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 from unicodedata import east_asian_width
 
+from nemotron_steps.errors import InterruptedRunError
 from nemotron_steps.runs import log_format
 
 _CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
@@ -51,6 +52,16 @@ class Terminal:
     def print(self, text: str = "") -> None:
         """Write one or more lines."""
         self.stream.write(text + "\n")
+
+    def confirm(self, question: str, refused: str) -> bool:
+        """Ask; False where nobody can be asked. InterruptedRunError saying `refused` for any answer but yes."""
+        if self.width is None or not sys.stdin.isatty():
+            return False
+        self.stream.write(f"{question} [y/N] ")
+        self.stream.flush()
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise InterruptedRunError(refused)
+        return True
 
     def table(
         self, rows: Iterable[Sequence[str]], *, indent: int = 0, flexible: int = -1, below: int | None = None

@@ -16,7 +16,7 @@ from nemotron_steps.cli.history import COLORS, advice, headline, job_lines, say_
 from nemotron_steps.cli.terminal import Terminal, duration, number, shorten
 from nemotron_steps.runs.log_format import render as record_line
 from nemotron_steps.runs.log_format import signal_text
-from nemotron_steps.runs.report.follow import Follower, StepSeen
+from nemotron_steps.runs.report.follow import Follower, StepSeen, training_steps
 from nemotron_steps.session.jobs import AT_WORK, JobView, printable
 from nemotron_steps.session.session import Session
 
@@ -209,9 +209,7 @@ class _RunConfigs:
     def total(self, key: str) -> int | None:
         """`max_num_steps` of a step's config; None where it has none, or nothing is written yet."""
         _, config = self._step(key)
-        sections = [config, *(section for section in config.values() if isinstance(section, dict))]
-        counts = [section.get("max_num_steps") for section in sections]
-        return next((count for count in counts if isinstance(count, int)), None)
+        return training_steps(config)
 
     def advice(self, key: str, signal: str, numbers: Mapping[str, Any]) -> str:
         """The overrides that the step's manifest has for a signal; else where it is explained."""

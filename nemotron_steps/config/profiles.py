@@ -150,6 +150,11 @@ class Profile(Table):
         return self.executor == "local"
 
     @property
+    def hours(self) -> float | None:
+        """The most that a job may take, begun again as often as it may be; None where nothing bounds it."""
+        return None
+
+    @property
     def runs_here(self) -> bool:
         """Whether a run that somebody waits for works in the process that asks for it."""
         return self.on_this_machine and not self.setup_lines

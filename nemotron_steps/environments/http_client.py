@@ -37,7 +37,7 @@ MAX_ANSWER = 256 * 1024 * 1024
 KEEP_ALIVE_S = 4.0
 """An unused connection is closed, sooner than servers do it (uvicorn: 5 s), so that none is lost under a request."""
 LOST_FOR_S = 30.0
-"""Of equal servers, one that gave no answer is asked last for so long."""
+"""Of equal servers, one that gave no answer is asked last for so long, or for as long as it was waited for."""
 
 Value = TypeVar("Value")
 
@@ -52,7 +52,12 @@ class HttpStatusError(Exception):
 
 
 class ServerUnreachableError(Exception):
-    """No usable answer within the retries; carries the last cause."""
+    """No usable answer within the retries; carries the last cause. `over_request`: every server asked took the request
+    and failed over it (HTTP 500) every time, so it may be what they fail over."""
+
+    def __init__(self, message: str, over_request: bool = False) -> None:
+        super().__init__(message)
+        self.over_request = over_request
 
 
 class _NoAnswerError(ServerUnreachableError):
@@ -185,7 +190,7 @@ class JsonClient:
     async def _request(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> tuple[Any, str | None]:
-        cause = ""
+        cause, over_request = "", True
         for attempt in range(self._retries + 1):
             if attempt:
                 pause = min(30.0, self._backoff_s * 2 ** (attempt - 1))
@@ -193,20 +198,20 @@ class JsonClient:
             try:
                 status, raw, cookies = await self._on_loop(self._attempt(method, path, body, headers))
             except _NoAnswerError as error:
-                cause = str(error)
+                cause, over_request = str(error), over_request and error.over_request
                 continue
             if status >= 300:
                 raise HttpStatusError(status, raw.decode(errors="replace"))
             try:
                 return json.loads(raw), cookies
             except ValueError:
-                cause = f"answer is not JSON: {raw[:200]!r}"
+                cause, over_request = f"answer is not JSON: {raw[:200]!r}", False
             except RecursionError as error:
                 raise HttpStatusError(status, "the answer is nested too deep") from error
         message = f"{self.base_url}{path} failed {self._retries + 1} times ({cause})"
         if len(self._servers) > 1:
             message = f"none of {len(self._servers)} servers answers {path} ({cause})"
-        raise ServerUnreachableError(message)
+        raise ServerUnreachableError(message, over_request)
 
     async def _on_loop(self, work: Coroutine[Any, Any, Value]) -> Value:
         if self._closed:
@@ -226,36 +231,38 @@ class JsonClient:
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> tuple[int, bytes, str | None]:
         """Status, body and new cookies of the first answer; no status is in RETRIED_STATUS."""
-        causes = {}
+        causes, over_request = {}, True
         async with self._free:
             for server in self._in_order():
                 server.in_flight += 1
+                begun = time.monotonic()
                 try:
                     sent = {**self._headers, **headers}
                     answer = await _ask(method, server.url + path, body, sent, self._timeout_s)
                 except _NoAnswerError as error:
-                    cause = str(error)
+                    cause, over_request = str(error), False
                 else:
                     if answer[0] not in RETRIED_STATUS:
                         server.lost_until = 0.0
                         return answer
-                    cause = f"HTTP {answer[0]}: {answer[1][:200]!r}"
+                    cause, over_request = f"HTTP {answer[0]}: {answer[1][:200]!r}", over_request and answer[0] == 500
                 finally:
                     server.in_flight -= 1
                 causes[server.url] = cause
                 now = time.monotonic()
                 if len(self._servers) > 1 and server.lost_until < now:
                     _LOG.warning("%s gives no answer (%s); the others are asked", server.url, cause)
-                server.lost_until = now + LOST_FOR_S
+                server.lost_until = now + max(LOST_FOR_S, now - begun)
         told = [f"{url}: {cause}" for url, cause in causes.items()]
-        raise _NoAnswerError("; ".join(told) if len(told) > 1 else cause)
+        raise _NoAnswerError("; ".join(told) if len(told) > 1 else cause, over_request)
 
     def _in_order(self) -> list[_Server]:
         """Whom to ask: the least loaded first, equal ones in turn, lost ones last."""
         self._turn = (self._turn + 1) % len(self._servers)
         turned = self._servers[self._turn :] + self._servers[: self._turn]
         now = time.monotonic()
-        return sorted(turned, key=lambda server: (server.lost_until > now, server.in_flight))
+        # One that was lost gets its next question alone.
+        return sorted(turned, key=lambda s: (s.lost_until > (0.0 if s.in_flight else now), s.in_flight))
 
 
 async def _ask(

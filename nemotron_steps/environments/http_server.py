@@ -153,6 +153,9 @@ class HttpServer:
             return _refusal(*refused)
         if (request.content_length or 0) > MAX_BODY:
             return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is over {MAX_BODY} bytes")
+        if request.headers.get("Expect", "").lower() == "100-continue":
+            assert request.transport is not None, "it would be cancelled"
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
             async with asyncio.timeout(READ_S):
                 body = await request.read()

@@ -48,13 +48,17 @@ async def regrade(environment: Environment, rollouts: Iterable[Placed]) -> Async
             hints=("steps env list",),
         )
     await environment.start()
-    groups = _groups(environment, rollouts)
+    groups, tasks = _groups(environment, rollouts), list[asyncio.Task[list[Regraded]]]()
     try:
         while batch := list(islice(groups, _AT_ONCE)):
-            for graded in await asyncio.gather(*(_grade(environment, group) for group in batch)):
+            tasks = [asyncio.ensure_future(_grade(environment, group)) for group in batch]
+            for graded in await asyncio.gather(*tasks):
                 for each in graded:
                     yield each
     finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await environment.close()
 
 

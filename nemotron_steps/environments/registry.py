@@ -164,6 +164,10 @@ def unknown(name: str) -> UnknownNameError:
     )
 
 
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else "an unnamed package"
+
+
 def environment_class(name: str) -> type[Environment]:
     """Import the class of an environment."""
     from nemotron_steps.environments.base import Environment
@@ -174,7 +178,11 @@ def environment_class(name: str) -> type[Environment]:
     entry = plugin(name)
     if entry is None:
         raise unknown(name)
-    package = entry.dist.name if entry.dist is not None else "an unnamed package"
+    package = _package(entry)
+    found = {each.value: _package(each) for each in _plugins(tuple(sys.path)) if each.name == name}
+    if len(rivals := sorted(found.values())) > 1:
+        what = f"several installed packages bring an environment `{name}`"
+        raise ConfigError(what, found=", ".join(rivals), hints=tuple(f"pip uninstall {each}" for each in rivals))
     where = f"entry point {entry.name} = {entry.value}"
     try:
         loaded = load_object(entry.value)

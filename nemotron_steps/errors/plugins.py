@@ -85,9 +85,9 @@ def _may_have(group: str) -> bool:
     return False
 
 
-def unusable(reference: str) -> tuple[str, str] | None:
-    """Why `module:name` cannot be used, and the module or `file:line` that says so; None where it may be. The source is
-    read, and nothing is imported: what the source leaves open is for whoever imports it."""
+def unusable(reference: str, arguments: int | None = None) -> tuple[str, str] | None:
+    """Why `module:name` cannot be used (called with so many `arguments`), and the module or `file:line` that says so;
+    None where it may be. The source is read, not imported: what it leaves open is for whoever imports it."""
     module, _, name = reference.partition(":")
     file, missing = _source(module)
     if missing:
@@ -99,10 +99,30 @@ def unusable(reference: str) -> tuple[str, str] | None:
     except (OSError, ValueError):
         return None
     first = name.partition(".")[0]
-    if file is None or names is None or first in names:
+    if file is None or names is None:
         return None
+    if first in names:
+        return _misfit(file, name, arguments) if arguments is not None else None
     submodule = (file.parent / first).is_dir() or (file.parent / f"{first}.py").is_file()
     return None if submodule else (f"{module} has no '{first}'", f"{file}:1")
+
+
+def _misfit(file: Path, name: str, arguments: int) -> tuple[str, str] | None:
+    """Why the function of this name in a module, where it has one definition, cannot be called; and where that is."""
+    import ast
+
+    nodes = [n for n in ast.walk(ast.parse(file.read_bytes())) if not isinstance(getattr(n, "ctx", None), ast.Load)]
+    found = [n for n in nodes if name in (getattr(n, "name", ""), getattr(n, "asname", ""), getattr(n, "id", ""))]
+    node = found[0] if len(found) == 1 else None
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.decorator_list:
+        return None
+    takes, line = node.args, f"{file}:{node.lineno}"
+    if isinstance(node, ast.AsyncFunctionDef):
+        return f"'{name}' is a coroutine function, which is called and never awaited", line
+    most = len(takes.posonlyargs) + len(takes.args)
+    few, many = arguments < most - len(takes.defaults), arguments > most and takes.vararg is None
+    says = f"'{name}({ast.unparse(takes)})' is called with {arguments} positional argument(s)"
+    return (says, line) if few or many or None in takes.kw_defaults else None
 
 
 def _source(module: str) -> tuple[Path | None, str]:

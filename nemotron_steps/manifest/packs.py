@@ -23,11 +23,11 @@ BUILT_IN = "nemotron_steps"
 """The pack that ships with the package: its files are right, and are not looked at again with every command."""
 
 _CODE = {
-    "entry": "a function of (context)",
-    "preflight": "a function of (config, inputs)",
-    "config_schema": "a pydantic model",
+    "entry": (1, "a function of (context)"),
+    "preflight": (2, "a function of (config, inputs)"),
+    "config_schema": (None, "a pydantic model"),
 }
-"""Key of `[step]` → what it names."""
+"""Key of `[step]` → how many arguments what it names is called with, and what it is."""
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "config", "configs", "node_modules", "site-packages"})
 
 
@@ -132,9 +132,9 @@ def find_packs(
 
 def unusable_code(step_id: str, named: Mapping[str, Any], where: Callable[..., str]) -> Iterator[ManifestError]:
     """What a `[step]` table names as code and its source says that it cannot be; nothing is imported."""
-    for key, expected in _CODE.items():
+    for key, (arguments, expected) in _CODE.items():
         reference = named.get(key)
-        why = unusable(reference) if isinstance(reference, str) else None
+        why = unusable(reference, arguments) if isinstance(reference, str) else None
         if why is not None:
             there = why[1] != str(reference).partition(":")[0]
             install = "pip install -e PACK   # its package, or put the folder that holds it on PYTHONPATH"

@@ -54,6 +54,7 @@ class WeightReader:
                 hints=fetch_again(self.folder),
             )
         self._handles: dict[str, Any] = {}
+        file_of: dict[str, str] = {}
         for name in files:
             try:
                 handle: Any = safe_open(str(self.folder / name), framework="pt", device="cpu")
@@ -64,7 +65,10 @@ class WeightReader:
                     found=str(error),
                     hints=fetch_again(self.folder, self.folder / name),
                 ) from error
-            self._handles |= dict.fromkeys(handle.keys(), handle)
+            for key in list(handle.keys()):
+                if file_of.setdefault(key, name) != name:
+                    raise in_two_files(key, self.folder, file_of[key], name)
+                self._handles[key] = handle
         for key in [key for key in self._handles if key.endswith("rotary_emb.inv_freq")]:
             del self._handles[key]
         path = self.folder / "config.json"
@@ -95,6 +99,14 @@ def two_for_one(config: Path) -> ArtifactError:
         found="true",
         hints=(f"sed -i '{edited}' {shlex.quote(str(config))}   # uses both, as transformers does",),
     )
+
+
+def in_two_files(name: str, folder: Path, first: str, second: str) -> ArtifactError:
+    """The refusal of a tensor that two weights files have: even with an index, who loads them takes either."""
+    one, other = (shlex.quote(str(folder / file)) for file in (first, second))
+    what, found = f"two weights files have the tensor {name}", f"{first} and {second}"
+    hints = [f"mv {other} {other}.unused   # leaves that of {first}", f"mv {one} {one}.unused   # or of {second}"]
+    return ArtifactError(what, where=str(folder), expected="every tensor in one file", found=found, hints=hints)
 
 
 class FiniteReader(WeightReader):

@@ -88,15 +88,15 @@ def read_chat(row: Mapping[str, Any], where: str) -> Chat:
     if answer == "completion" and row.get("label") is False:
         raise wrong("`label` is false: the completion is not one to imitate", where, "label")
     if column is not None:
-        messages = _turns(row[column], where, column)
+        messages = _turns(row[column], where, column, tools)
         if messages[-1]["role"] == "user" and answer is not None:
-            messages += _answer(row[answer], where, answer)
+            messages += _answer(row[answer], where, answer, tools)
     elif row.get("text") and question is None:
         messages = _transcript(row["text"], where, "text")
     elif question is None or answer is None:
         raise _unknown("a chat", A_CHAT, row, where)
     else:
-        messages = [*_question(row, question, where), *_answer(row[answer], where, answer)]
+        messages = [*_question(row, question, where, tools), *_answer(row[answer], where, answer, tools)]
     if not any(message["role"] == "assistant" for message in messages):
         raise wrong("no message is the assistant's: there is nothing to train on", where, column or "")
     return Chat(with_system(row, messages, where), tools, kwargs)
@@ -107,7 +107,7 @@ def read_prompt(row: Mapping[str, Any], where: str, column: str | None = None) -
     if column in (None, REQUEST) and row.get(REQUEST) is not None:
         return read_request(row, where)
     tools, kwargs = row_tools(row, where), read_template_kwargs(row.get("chat_template_kwargs"), where)
-    return Chat(with_system(row, _asked(row, where, column)[0], where), tools, kwargs)
+    return Chat(with_system(row, _asked(row, where, column, tools)[0], where), tools, kwargs)
 
 
 def read_pair(row: Mapping[str, Any], where: str) -> Pair:
@@ -115,18 +115,20 @@ def read_pair(row: Mapping[str, Any], where: str) -> Pair:
     tools, kwargs = row_tools(row, where), read_template_kwargs(row.get("chat_template_kwargs"), where)
     sides = []
     for side in ("chosen", "rejected"):
-        if row.get(side) in (None, "", []):
+        value = row.get(side)
+        if value is None or value == "" or value == []:
             raise wrong(f"the row has no {side} answer", where, side, expected=f"a row like {A_PAIR}")
-        read = _transcript if _is_transcript(row[side]) else _answer
-        sides.append(read(row[side], where, side))
+        is_text = _is_transcript(value)
+        sides.append(_transcript(value, where, side) if is_text else _answer(value, where, side, tools))
     chosen, rejected = sides
     column = _question_column(row) or _chat_column(row) or ("context" if row.get("context") else None)
+    shared = _shared(chosen, rejected)
     if column is None:
-        prompt = _shared(chosen, rejected)
-        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+        prompt = shared
+        chosen, rejected = chosen[len(shared) :], rejected[len(shared) :]
     else:
         whole = column in CHATS
-        prompt = _turns(row[column], where, column) if whole else _question(row, column, where)
+        prompt = _turns(row[column], where, column, tools) if whole else _question(row, column, where, tools)
         if whole and prompt[-1]["role"] == "assistant" and _said(prompt[-1]) == _said(chosen[-1]):
             prompt = prompt[:-1]  # the whole chat with its better answer
         systems = {m["content"].strip() for m in (*prompt, *chosen, *rejected) if m["role"] == "system"}
@@ -159,7 +161,7 @@ def imported_prompt(row: Mapping[str, Any], where: str, column: str | None = Non
     imported = column not in (None, REQUEST) or row.get(REQUEST) is None
     own = {}
     if imported:
-        answer = _asked(row, where, column)[1]
+        answer = _asked(row, where, column, chat.tools)[1]
         if answer is not None and row.get("completion") is None:
             own["completion"] = written([answer]) if answer.get("tool_calls") else answer["content"]
         tools = {"tools": [flat(tool) for tool in chat.tools]} if chat.tools else {}
@@ -252,7 +254,7 @@ def read_request(row: Mapping[str, Any], where: str) -> Chat:
     shown = _as_messages(given)
     if shown is None:
         shown = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    messages = read_messages(shown, where, f"{REQUEST}.input")
+    messages = read_messages(shown, where, f"{REQUEST}.input", tools)
     if request.get("instructions"):
         # One system message, as in NeMo-Gym: many templates take no second one.
         own_system = [{"role": "system", "content": request["instructions"]}]
@@ -263,7 +265,9 @@ def read_request(row: Mapping[str, Any], where: str) -> Chat:
     return Chat(messages, tools, kwargs)
 
 
-def _asked(row: Mapping[str, Any], where: str, column: str | None) -> tuple[list[Message], Message | None]:
+def _asked(
+    row: Mapping[str, Any], where: str, column: str | None, tools: Sequence[Tool]
+) -> tuple[list[Message], Message | None]:
     """(the prompt's messages, the answer that stood after them in a chat)."""
     named = column if column is not None else prompt_layout(row)[1]
     if named not in row:
@@ -273,20 +277,20 @@ def _asked(row: Mapping[str, Any], where: str, column: str | None) -> tuple[list
         error.hints = (*(f"prompt_column={name}" for name in text_columns(row)[:2]), *error.hints)
         raise error
     if named not in CHATS:
-        return _question(row, named, where), None
-    messages = _turns(row[named], where, named)
+        return _question(row, named, where, tools), None
+    messages = _turns(row[named], where, named, tools)
     answer = messages.pop() if messages[-1]["role"] == "assistant" else None
     if not messages:
         raise wrong("has an answer and no question before it", where, named)
     return messages, answer
 
 
-def _question(row: Mapping[str, Any], column: str, where: str) -> list[Message]:
+def _question(row: Mapping[str, Any], column: str, where: str, tools: Sequence[Tool]) -> list[Message]:
     """The messages of a prompt's column, with what stands beside an instruction."""
     text = row[column]
     given = _as_messages(text, alone=True)
     if given is not None:
-        return read_messages(given, where, column)
+        return read_messages(given, where, column, tools)
     if not isinstance(text, str) or not text.strip():
         raise wrong("must be a text or a list of messages", where, column, found=text)
     _refuse_python(text, where, column)
@@ -306,26 +310,26 @@ def _question(row: Mapping[str, Any], column: str, where: str) -> list[Message]:
             raise wrong("must be a text beside a question", where, name, found=more)
         text = text if str(more) in text else f"{text}\n\n{more}"
     chat = _chat_column(row)
-    told = _turns(row[chat], where, chat)[:2] if chat else []
+    told = _turns(row[chat], where, chat, tools)[:2] if chat else []
     begins = len(told) == 2 and told[0]["role"] == "system" and told[1]["content"].strip() == text.strip()
     if column == "prompt" and begins:
         messages.insert(0, told[0])  # the system prompt of a chat that begins with this question
-    return read_messages([*messages, {"role": "user", "content": text}], where, column)
+    return read_messages([*messages, {"role": "user", "content": text}], where, column, tools)
 
 
-def _answer(value: Any, where: str, column: str) -> list[Message]:
+def _answer(value: Any, where: str, column: str, tools: Sequence[Tool]) -> list[Message]:
     """The messages of an answer's column: a text, a message or messages, or calls as JSON text."""
     _refuse_python(value, where, column)
-    calls = decoded(value)
+    calls = decoded(value) if tools else None
     calls = [calls] if isinstance(calls, Mapping) and "arguments" in calls else calls
     if is_list(calls) and calls and all(isinstance(each, Mapping) and "arguments" in each for each in calls):
-        return read_messages([{"role": "assistant", "tool_calls": calls}], where, column)
+        return read_messages([{"role": "assistant", "tool_calls": calls}], where, column, tools)
     given = _as_messages(value)
     if given is not None:
-        return read_messages(given, where, column)
+        return read_messages(given, where, column, tools)
     if not isinstance(value, str) or not value:
         raise wrong("the answer must be a text, a message or a list of messages", where, column, found=value)
-    return read_messages([{"role": "assistant", "content": value}], where, column)
+    return read_messages([{"role": "assistant", "content": value}], where, column, tools)
 
 
 def _refuse_python(value: Any, where: str, column: str) -> None:
@@ -351,13 +355,13 @@ def _as_messages(value: Any, *, alone: bool = False) -> Any:
     return given if is_list(given) and given and all(map(is_message, given)) else None
 
 
-def _turns(value: Any, where: str, column: str) -> list[Message]:
+def _turns(value: Any, where: str, column: str, tools: Sequence[Tool]) -> list[Message]:
     """The messages of a chat's column, also of texts in turn and of pairs of `input` and `output`."""
     given = decoded(value)
     if isinstance(given, str):
         return _transcript(given, where, column)
     if not is_list(given) or not given:
-        return read_messages(given, where, column)
+        return read_messages(given, where, column, tools)
     if all(isinstance(each, str) and isinstance(decoded(each), Mapping) for each in given):
         given = [decoded(each) for each in given]
     elif all(isinstance(each, str) for each in given):
@@ -365,7 +369,7 @@ def _turns(value: Any, where: str, column: str) -> list[Message]:
     elif all(isinstance(each, Mapping) and {"input", "output"} <= each.keys() for each in given):
         roles = (("user", "input"), ("assistant", "output"))
         given = [{"role": role, "content": each[key]} for each in given for role, key in roles]
-    return read_messages(given, where, column)
+    return read_messages(given, where, column, tools)
 
 
 def _transcript(text: Any, where: str, column: str) -> list[Message]:

@@ -280,7 +280,7 @@ def _call(value: Any, where: str, at: str, tools: Sequence[Tool] | None) -> dict
     function = decoded(call.get("function") or call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise wrong("a tool call must be an object with a name", where, at, found=value)
-    given = next((function[key] for key in _ARGUMENTS if key in function), None)
+    name, given = function["name"], next((function[key] for key in _ARGUMENTS if key in function), None)
     try:
         arguments = json.loads(given) if isinstance(given, str) and given not in _NOTHING else given
     except (ValueError, RecursionError):
@@ -292,9 +292,31 @@ def _call(value: Any, where: str, at: str, tools: Sequence[Tool] | None) -> dict
         what = "the arguments of a call must be a JSON object"
         raise wrong(what, where, f"{at}.arguments", expected="an object", found=given)
     if tools is not None and not isinstance(given, str) and not isinstance(value, str):  # JSON text has no padding
-        arguments = unpadded(arguments)
-    known = {"type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}}
+        schemas = (tool["function"].get("parameters") for tool in tools if tool["function"]["name"] == name)
+        arguments = _without_padding(arguments, next(schemas, None))
+    known = {"type": "function", "function": {"name": name, "arguments": dict(arguments)}}
     return {**known, **_given(id=call.get("call_id") or call.get("id"))}
+
+
+def _without_padding(value: Any, schema: Any) -> Any:
+    """Arguments without nulls, but where a tool's schema takes one."""
+    schema = schema if isinstance(schema, Mapping) else {}
+    if isinstance(value, Mapping):
+        known = schema.get("properties")
+        of = {key: known.get(key) if isinstance(known, Mapping) else None for key in value}
+        kept = {key: each for key, each in value.items() if each is not None or _takes_null(of[key])}
+        return {key: _without_padding(each, of[key]) for key, each in kept.items()}
+    return [_without_padding(each, schema.get("items")) for each in value] if is_list(value) else value
+
+
+def _takes_null(schema: Any) -> bool:
+    if not isinstance(schema, Mapping):
+        return False
+    kinds, values = schema.get("type"), schema.get("enum")
+    listed = (isinstance(each, list) and null in each for each, null in ((kinds, "null"), (values, None)))
+    named = kinds == "null" or any(listed)
+    options = [each for key in ("anyOf", "oneOf") for each in schema.get(key) or ()]
+    return named or schema.get("const", 0) is None or bool(schema.get("nullable")) or any(map(_takes_null, options))
 
 
 def _unpadded_schema(schema: Any) -> Any:

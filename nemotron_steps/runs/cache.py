@@ -22,7 +22,8 @@ from nemotron_steps.runs.cache_key import depends_on, key_of, recorded, text_of
 from nemotron_steps.runs.run_folder import get_run, run_file
 from nemotron_steps.runs.step_workdir import artifact_name, open_input
 
-_FOLDER = "artifacts/steps"
+RECEIPTS = "artifacts/steps"
+"""Where the records of done steps are, by their keys."""
 KEY = re.compile(r"[0-9a-f]{32}")
 _RECORD = {
     "run": re.compile(r"\w[\w.-]*"),
@@ -68,30 +69,30 @@ def remember(store: ArtifactStore, entry: CacheEntry) -> None:
     """Record that everything under a key is committed: this is the moment a step counts as done."""
     outputs = {port: {"ref": a.ref, "digest": a.digest} for port, a in entry.outputs.items()}
     record = {**vars(entry), "outputs": outputs, "summary": dict(entry.summary), "depends": dict(entry.depends or {})}
-    store.backend.write(f"{_FOLDER}/{entry.key}.json", sealed(record))
+    store.backend.write(f"{RECEIPTS}/{entry.key}.json", sealed(record))
 
 
 def verify_entries(store: ArtifactStore) -> Iterator[Verified]:
     """Every record of what was done that is broken, or contradicts the records of what it names."""
-    for name in store.backend.names(_FOLDER):
+    for name in store.backend.names(RECEIPTS):
         key = name.removesuffix(".json")
         try:
             if key == name or not KEY.fullmatch(key):
-                raise ArtifactError("this is not a cache record", where=f"{store.backend.url}/{_FOLDER}/{name}")
+                raise ArtifactError("this is not a cache record", where=f"{store.backend.url}/{RECEIPTS}/{name}")
             _entry(store, key)
         except UnknownNameError:
             # An artifact that is gone is not corrupt: the step runs again.
             continue
         except ArtifactError as error:
-            yield Verified(f"{_FOLDER}/{name}", "", (error,))
+            yield Verified(f"{RECEIPTS}/{name}", "", (error,))
 
 
 def _entry(store: ArtifactStore, key: str) -> CacheEntry | None:
     """The record of a key, checked against those of its artifacts. UnknownNameError if one of them is gone."""
-    data = store.backend.read(f"{_FOLDER}/{key}.json")
+    data = store.backend.read(f"{RECEIPTS}/{key}.json")
     if data is None:
         return None
-    where = f"{store.backend.url}/{_FOLDER}/{key}.json"
+    where = f"{store.backend.url}/{RECEIPTS}/{key}.json"
     record = opened(data, where)
     require_shape(record, {"key": re.compile(key), **_RECORD}, where)
     outputs = {port: store.find(each["ref"]) for port, each in record["outputs"].items()}
@@ -119,7 +120,7 @@ def with_cached(plan: Plan, store: ArtifactStore, *, accept: Sequence[str] = ())
     `accept`: keys of steps, or stages, whose earlier result is taken as it is though the code changed since.
     RequestError for one that has nothing to accept, and nothing is recorded then.
     """
-    found = _Look(store).plan(plan) if store.backend.names(_FOLDER) else plan
+    found = _Look(store).plan(plan) if store.backend.names(RECEIPTS) else plan
     return _Look(store, _acceptable(found, accept)).plan(plan) if accept else found
 
 

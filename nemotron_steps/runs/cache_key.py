@@ -18,7 +18,7 @@ from nemotron_steps.config.locations import cache_folder, read_json, write_json
 from nemotron_steps.config.secrets import MASK, is_secret_key, redact
 from nemotron_steps.errors import StepsError, UnsupportedError
 from nemotron_steps.resolver.plan import PlannedStep
-from nemotron_steps.runs.code_digest import SYSTEM, Code, files_below
+from nemotron_steps.runs.code_digest import SYSTEM, Code
 from nemotron_steps.runs.step_workdir import ENGINE_PACKAGES, bound_values
 
 _FORMAT = 3
@@ -67,7 +67,7 @@ def depends_on(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str
     if schema is not None:
         code.add_module(schema.partition(":")[0])
     values = _plain_values(planned)
-    for name in _environments(values, inputs, code):
+    for name in sorted(_environments(values, inputs, code)):
         code.add_module(name)
     bound = {key for port in planned.manifest.consumes for key in port.bindings}
     for key in filled:
@@ -249,11 +249,18 @@ def _content(key: str, value: Any, code: Code, *, is_path: bool) -> tuple[str | 
 
 
 def _tree_digest(path: Path, without: tuple[str, ...] = ()) -> str:
-    """Of a file's bytes, or of the names and bytes of a folder's files."""
+    """Of a file's bytes, or of the names and bytes of a folder's files: none that are hidden at its top, or are
+    Python's own."""
     if path.is_file():
         return _file_digest(path)
-    files = [file for file in files_below(path) if file.is_file() and not file.name.endswith(without)]
-    return _digest({file.relative_to(path).as_posix(): _file_digest(file) for file in files})
+    found = {}
+    for folder, folders, files in os.walk(path):
+        hidden = "." if folder == str(path) else "\0"
+        folders[:] = [each for each in folders if each != "__pycache__" and each[0] != hidden]
+        for file in (Path(folder, name) for name in files if name[0] != hidden):
+            if not file.name.endswith(without or ".pyc") and file.is_file():
+                found[file.relative_to(path).as_posix()] = _file_digest(file)
+    return _digest(found)
 
 
 _digests: dict[tuple[Any, ...], str] = {}

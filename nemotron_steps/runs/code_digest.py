@@ -4,10 +4,12 @@ imported, of another package all its files, of a user's file the modules and fil
 Layers that only carry data around are left out: changing how a run is reported must not make every result stale.
 """
 
+import ast
 import importlib.util
 import os
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from fnmatch import fnmatch
@@ -31,9 +33,15 @@ _IMPORT = re.compile(
 )
 _NAMED = re.compile(r"""["']([A-Za-z_]\w*(?:\.\w+)+)(?::\w+)?["']""")
 """A module named in a string, `"package.module:Name"`: registries that import lazily are followed too."""
-_QUOTED = re.compile(r"""(?:(?<![\[\w])|(?<=\W[rbfRBF]))["'/]([^"'/\n]+)(?=["'/])""")
+_QUOTED = re.compile(r"""(?:(?<!\w)(?<![\w\])]\[)|(?<=\W[rbfRBF]))["'/]([^"'/\n]+)(?=["'/])""")
 """A part of a path in a string; what stands in `row["name"]` is none."""
-_WRITTEN = re.compile(r"""open\([^,()]*,\s*["'][bt]*[wax]|["'][^"'\n]*\.log["']""")
+_PATHS = re.compile(r"Path|join(?:path)?|abspath|realpath|expanduser|resolve|absolute|str|[ir]?glob")
+"""Calls that make a path, or paths, of one."""
+_WRITERS = re.compile(
+    r"write_\w+|touch|mkdir|makedirs|unlink|remove|rmtree|dump|save\w*|to_(?:csv|json|parquet|pickle)"
+    r"|\w*FileHandler|basicConfig|SummaryWriter"
+)
+_WRITING_MODE = re.compile(r"[bt]*[wax][bt+]*")
 _UPWARDS = re.compile(r"\.\.[/\"']|parents\[|\.parent\.parent|dirname\([^()]*dirname")
 SYSTEM = ("/usr/", "/bin/", "/lib", "/opt/", "/etc/", "/proc/", "/sys/", "/dev/", f"{sys.prefix}/")
 """Folders that come with the machine: they count by name."""
@@ -76,7 +84,7 @@ class Code:
 
     def add_file(self, path: Path) -> None:
         """Take a Python file of the user's own, and what is mentioned in it."""
-        files = _mentioned(path.absolute())
+        files = sorted(_mentioned(path.absolute()))
         sources = [file for file in files if file.suffix == ".py"]
         modules = {file.stem for file in sources} | {file.parent.name for file in sources}
         for file in files:
@@ -96,19 +104,20 @@ class Code:
             files = {*islice(files_below(place), _LARGE + 1)} if place.is_dir() else {place}
             if len(files) <= _LARGE:
                 self._packages.add(top)
-            elif self._add_versions(top):
+            elif brought:
+                self.distributions.update((dist, version) for dist, version, _ in brought)
                 continue
             else:
                 reached = _closure(name, {top})
                 inside = [path for each, path in reached.items() if each == name or path.name != "__init__.py"]
                 folders = {path.parent for path in inside}
                 files = {*reached.values(), *(file for folder in folders for file in files_below(folder))}
-            for file in files:
+            for file in sorted(files):
                 shown = f"{top}/{file.relative_to(place).as_posix()}" if file != place else file.name
                 self.files.setdefault(f"code {shown}", set()).add(file)
                 if file.suffix == ".py":
                     self._add_imports(file, {top})
-        for mate in {each for _, _, mates in brought for each in mates}:
+        for mate in sorted({each for _, _, mates in brought for each in mates}):
             self._add_package(mate)
 
     def _add_imports(self, file: Path, known: set[str]) -> None:
@@ -144,7 +153,7 @@ def _closure(module: str, tops: set[str]) -> dict[str, Path]:
     while pending:
         name = pending.pop()
         top, _, rest = name.partition(".")
-        path = _find(places[top], rest)
+        path = (_find_own if top == _OWN else _find)(places[top], rest)
         if path is None:
             continue
         found[name] = path
@@ -163,18 +172,24 @@ def _mentioned(path: Path) -> set[Path]:
     looked_at = 0
     while looked_at < len(found) + len(roots):
         looked_at = len(found) + len(roots)
-        text = "\n".join(texts.values())
+        text = "\n".join(each for each, _ in texts.values())
+        folders = {part for _, parts in texts.values() for part in parts}
         words, quoted = {*re.findall(r"\w+", text)}, {*_QUOTED.findall(text)}
         patterns = [each for each in quoted if "*" in each and re.search(r"\w", each)]
         if _UPWARDS.search(text):
             roots |= dict.fromkeys(path.parents[1:3])
-        whole = {Path(each) for each in re.findall(r"""["'](/[^"'\n]+)["']""", text)}
+        named = map(Path, re.findall(r"""["'](/[^"'\n]+)["']""", text))
+        whole = {each for each in named if each.name and os.path.exists(each)}
+        if re.search(r"rglob\(|\*/", text):
+            below = [file for root in {path.parent, Path.cwd()} for file in islice(files_below(root), _MOST_FILES)]
+            whole |= {file for file in below if any(fnmatch(file.name, each) for each in patterns)}
         for place in [place for root in roots if os.access(root, os.R_OK | os.X_OK) for place in root.iterdir()]:
             name, stem = place.name, place.name.removesuffix(".py")
             if stem in words and place.is_dir() and (any(place.glob("*.py")) or any(place.glob("*/*.py"))):
                 roots[place] = None
                 whole.add(place / "__init__.py")
-            mentioned = name in quoted or any(fnmatch(name, each) for each in patterns)
+            mentioned = name in quoted and (name in folders or not place.is_dir())
+            mentioned = mentioned or any(fnmatch(name, each) for each in patterns)
             # A module that a name put together imports may be any beside it.
             beside = place.parent == path.parent and re.search(r"""(?:import_module|__import__)\((?!\s*["'])""", text)
             imported = stem != name and (stem in words or beside)
@@ -192,9 +207,56 @@ def _mentioned(path: Path) -> set[Path]:
     return found
 
 
-def _text(path: Path) -> str:
-    """A source without the names of what it writes."""
-    return _WRITTEN.sub("", path.read_text(encoding="utf-8", errors="replace"))
+def _text(path: Path) -> tuple[str, set[str]]:
+    """A source without the names of what it only writes, and of logs; and the parts of what is a path in it."""
+    text, uses = path.read_text(encoding="utf-8", errors="replace"), defaultdict[str, set[str]](set)
+    with suppress(SyntaxError, ValueError, RecursionError):  # nothing that runs
+        tree = ast.parse(text)
+        parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        for node in parents:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and 0 < len(node.value) <= 200:
+                uses[node.value].add(_use(_path_of(node, parents), parents, tree))
+    for name in [each for each, used in uses.items() if used == {"written"} or each.endswith(".log")]:
+        text = re.sub(rf"""["']{re.escape(name)}["']""", "''", text)
+    paths = [each for each, used in uses.items() if "/" in each or used & {"path", "searched"}]
+    return text, {part for each in paths for part in each.split("/")}
+
+
+def _path_of(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.AST:
+    """The expression of the whole path that a node is a part of."""
+    while True:
+        around = parents[node]
+        is_path = _PATHS.fullmatch(_name_of(around))
+        joins = isinstance(around, ast.BinOp) and isinstance(around.op, ast.Div)
+        if not (is_path or joins or isinstance(around, ast.Attribute | ast.keyword)):
+            return node
+        node = around
+
+
+def _use(node: ast.AST, parents: dict[ast.AST, ast.AST], tree: ast.AST, depth: int = 0) -> str:
+    """How the expression of a path is used. Where that is in doubt, it is read."""
+    around = parents[node]
+    if isinstance(around, ast.Assign | ast.AnnAssign) and depth < 3:
+        names = {each.id for each in ast.walk(around) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+        read = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in names and isinstance(n.ctx, ast.Load)]
+        uses = {_use(_path_of(each, parents), parents, tree, depth + 1) for each in read}
+        return "written" if uses == {"written"} else "path"
+    name = _name_of(around)
+    if isinstance(around, ast.Call) and name == "open":
+        modes = [*around.args[node is not around.func :][:1], *(k.value for k in around.keywords if k.arg == "mode")]
+        texts = [str(mode.value) for mode in modes if isinstance(mode, ast.Constant)]
+        return "written" if any(map(_WRITING_MODE.fullmatch, texts)) else "read"
+    if _WRITERS.fullmatch(name):
+        return "written"
+    if isinstance(around, ast.Call) and ast.unparse(around.func).startswith("sys.path."):
+        return "searched"
+    return "read" if isinstance(node, ast.Constant) and name not in ("listdir", "scandir", "walk") else "path"
+
+
+def _name_of(node: ast.AST) -> str:
+    """What a call calls, without the module or object it belongs to."""
+    called = getattr(node, "func", None)
+    return str(getattr(called, "id", getattr(called, "attr", "")))
 
 
 def _is_stdlib(top: str) -> bool:
@@ -218,7 +280,6 @@ def _places(top: str) -> tuple[Path, ...]:
     return (Path(spec.origin),) if spec and spec.has_location and spec.origin else ()
 
 
-@lru_cache(maxsize=16384)
 def _find(places: tuple[Path, ...], rest: str) -> Path | None:
     """The source of what stands behind the first dot of a module's name, None if there is none."""
     for place in places:
@@ -228,6 +289,9 @@ def _find(places: tuple[Path, ...], rest: str) -> Path | None:
             if os.path.isfile(file):
                 return Path(file)
     return None
+
+
+_find_own = lru_cache(maxsize=16384)(_find)  # whose modules neither come nor go while it runs
 
 
 def _brought_by(top: str) -> list[tuple[str, str, tuple[str, ...]]]:

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from nemotron_steps.artifacts.files import plain
 from nemotron_steps.artifacts.models import Artifact
+from nemotron_steps.errors import StepFailedError
 from nemotron_steps.stopping import stop_if_asked
 
 __all__ = ["OutputSlot", "StepContext", "Tracker", "plain_context"]
@@ -60,6 +61,23 @@ class StepContext(Generic[ConfigT]):
     step_id: str = ""
     run_id: str = ""
     started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.inputs = _Ports(self.inputs, "input", self.step_id)
+        self.outputs = _Ports(self.outputs, "output", self.step_id)
+
+
+class _Ports(dict[str, Any]):
+    """Port → what is there. One that the manifest does not declare, or that nothing feeds, says so."""
+
+    def __init__(self, ports: Mapping[str, Any], kind: str, step_id: str) -> None:
+        super().__init__(ports)
+        self.kind, self.step_id = kind, step_id
+
+    def __missing__(self, port: str) -> Any:
+        what = f"step '{self.step_id}' asks for its {self.kind} '{port}', which it does not have here"
+        hint = f"steps show {self.step_id}   # the ports that its manifest declares"
+        raise StepFailedError(what, expected=", ".join(self) or "none", found=port, hints=(hint,))
 
 
 def plain_context(

@@ -432,8 +432,8 @@ class _Run:
         run_id, info = self.recorder.folder.id, self.recorder.info
         if isinstance(error, KeyboardInterrupt):
             status = INTERRUPTED
-            what, hint = f"interrupted by {signal_name or 'SIGINT'}; {kept(info.steps)}", f"steps run --resume {run_id}"
-            error = InterruptedRunError(what, where=f"run {run_id}", hints=(hint,))
+            what = f"interrupted by {signal_name or 'SIGINT'}; {kept(info.steps, self.store)}"
+            error = InterruptedRunError(what, where=f"run {run_id}", hints=(f"steps run --resume {run_id}",))
         elif isinstance(error, OSError):
             error = as_storage_error(error, self.recorder.folder.path) or error
         if isinstance(error, StepsError):

@@ -24,7 +24,7 @@ from nemotron_steps.errors import (
     UnsupportedError,
     WorkerLostError,
 )
-from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch, find_executor
+from nemotron_steps.runs.executors.base import Executor, JobState, JobStatus, Launch, find_executor
 from nemotron_steps.runs.locks import hold, hold_if_free
 from nemotron_steps.runs.report.follow import Tail
 from nemotron_steps.runs.run_folder import (
@@ -124,7 +124,7 @@ def job_status(store: ArtifactStore, info: RunInfo) -> JobStatus | None:
     """What the executor says about a submitted run's job; None for a run that no executor started."""
     if not info.job:
         return None
-    status = find_executor(info.executor).status(info.job)
+    status = _status(find_executor(info.executor), info)
     if status.state is not JobState.CANCELLED or info.status != SUBMITTED:
         return status
     # Nobody else can write down that a job is over which was cancelled before it began.
@@ -142,15 +142,24 @@ def job_status(store: ArtifactStore, info: RunInfo) -> JobStatus | None:
     return status
 
 
+def _status(executor: Executor, info: RunInfo) -> JobStatus:
+    """What a run's executor says about its job, checked: it may be another package's."""
+    status: Any = executor.status(info.job)
+    if not (isinstance(status, JobStatus) and isinstance(status.state, JobState) and isinstance(status.detail, str)):
+        what, expected = f"executor '{info.executor}' does not say where a job stands", "a JobStatus with a JobState"
+        raise UnsupportedError(what, where=f"run {info.id}, job {info.job}", expected=expected, found=repr(status))
+    return status
+
+
 def cancel(store: ArtifactStore, info: RunInfo) -> None:
     """Ask a submitted run's job to stop. RequestError for a run that no executor started."""
     if not info.job:
         raise RequestError(f"run '{info.id}' was not submitted to an executor", hints=(f"steps status {info.id}",))
     executor = find_executor(info.executor)
-    before = executor.status(info.job).state
+    before = _status(executor, info).state
     executor.cancel(info.job)
     until = time.monotonic() + _CANCEL_S
-    while before is JobState.PENDING and not executor.status(info.job).state.over and time.monotonic() < until:
+    while before is JobState.PENDING and not _status(executor, info).state.over and time.monotonic() < until:
         time.sleep(_POLL_S)
     if before is not JobState.RUNNING:
         job_status(store, refresh(store, info))

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -73,6 +74,8 @@ class RunLog(logging.Handler):
         self.setFormatter(logging.Formatter("%(name)s %(levelname)s: %(message)s"))
         self._file = path.open("a", encoding="utf-8", errors="replace", buffering=1)
         self._redact = redact
+        self._order = threading.Lock()
+        """Several threads write, and a line's time is that of its writing."""
 
     def __call__(self, record: Record) -> None:
         """Write a record of the run (it is redacted already)."""
@@ -96,7 +99,8 @@ class RunLog(logging.Handler):
         self.close()
 
     def _write(self, text: str) -> None:
-        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        with self._order:
+            self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
 
 def seconds(value: float) -> str:
@@ -175,6 +179,32 @@ def main_metric(summary: Mapping[str, Any]) -> dict[str, Any] | None:
         if "after" in finite:
             return {"name": name, "before": None, **finite}
     return None
+
+
+Figure = tuple[float | None, float | None]
+"""The number that a measure of a summary came to, and its standard error where it has one."""
+
+
+def figure(summary: Mapping[str, Any], name: str) -> Figure:
+    """That of a measure: of a change the end."""
+    value, errors = summary[name], None
+    if is_change(value):
+        value, errors = value["after"], value.get("standard_error")
+    error = errors.get("after") if isinstance(errors, Mapping) else None
+    return as_float(value), as_float(summary.get("standard_error") if name == "reward" else error)
+
+
+def difference(name: str, first: Figure, then: Figure, value: Any = None) -> dict[str, Any]:
+    """Of a measure to that of the first run, or row: "difference", its standard "error", both as "text", "verdict"."""
+    way = {"better": value["better"]} if is_change(value) and "better" in value else {}
+    errors = {"before": first[1], "after": then[1]}
+    text, verdict = compared(name, {"before": first[0], "after": then[0], "standard_error": errors, **way})
+    return {
+        "difference": None if first[0] is None or then[0] is None else then[0] - first[0],
+        "error": None if first[1] is None or then[1] is None else math.hypot(first[1], then[1]),
+        "text": "the same" if verdict == "same" else text,
+        "verdict": verdict,
+    }
 
 
 def metric_text(metric: Mapping[str, Any] | None) -> str:

@@ -137,10 +137,15 @@ def unwritable_is_told(folder: Path) -> Iterator[None]:
         print(f"note: the run folder {folder} could not be written: {error}", file=sys.stderr)
 
 
-def kept(steps: Mapping[str, Mapping[str, Any]]) -> str:
+def kept(steps: Mapping[str, Mapping[str, Any]], store: ArtifactStore) -> str:
     """A clause about the steps of a run, to put behind `interrupted by SIGINT`."""
     done = [key for key, step in steps.items() if step.get("state") in ("ran", "cached", "reused")]
-    return f"kept: {', '.join(done) or 'no step yet'}, and the last checkpoint of the one that was at work"
+    said = f"kept: {', '.join(done)}" if done else "no step was finished yet"
+    for key in [key for key, step in steps.items() if key not in done and "cache_key" in step]:
+        places = store.backend.local("work").glob(f"{steps[key]['cache_key']}/work/checkpoints/step_*")
+        last = max((int(place.name[5:]) for place in places if place.name[5:].isdigit()), default=None)
+        said += f"; {key} " + ("has no checkpoint yet and begins anew" if last is None else f"up to checkpoint {last}")
+    return said
 
 
 def record_death(store: ArtifactStore, run_id: str, how: str, *, asked_by: str | None = None) -> StepsError:
@@ -160,7 +165,7 @@ def record_death(store: ArtifactStore, run_id: str, how: str, *, asked_by: str |
     with hold_if_free(folder.lock) as free:
         info = folder.load()
         if asked_by is not None:
-            what = f"ended by {asked_by}; {kept(info.steps if info is not None else {})}"
+            what = f"ended by {asked_by}; {kept(info.steps if info is not None else {}, store)}"
             error = InterruptedRunError(what, where=error.where, hints=error.hints[-1:])
         if not free or info is None or info.status != RUNNING:
             return error

@@ -24,6 +24,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps import __version__
 from nemotron_steps.artifacts.files import is_run_id, plain, to_json_bytes, write_atomic
 from nemotron_steps.artifacts.records import (
     ANY,
@@ -67,6 +68,8 @@ class RunInfo:
     job: str = ""
     pid: int = 0
     host: str = ""
+    version: str = ""
+    """Of the package that works, or worked last, on it."""
     attempts: int = 0
     forced: dict[str, str] = field(default_factory=dict)
     """Steps that are yet to be made whatever is cached → the cache key under which each began, "" before that."""
@@ -126,7 +129,7 @@ _RUN: Mapping[Any, Any] = {
         {"name": Optional((None, TEXT)), **dict.fromkeys(("overrides", "over"), Optional([str])), ANY: ANY}
     ),
     "steps": Optional({ANY: _STEP}),
-    **dict.fromkeys(("executor", "job", "host"), Optional(TEXT)),
+    **dict.fromkeys(("executor", "job", "host", "version"), Optional(TEXT)),
     **dict.fromkeys(("pid", "attempts"), Optional(COUNT)),
     "forced": Optional({ANY: str}),
     "error": Optional((None, _ERROR)),
@@ -286,7 +289,7 @@ def parse_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
 
 def this_process() -> dict[str, Any]:
     """The fields of run.json that say who works on a run."""
-    return {"pid": os.getpid(), "host": socket.gethostname()}
+    return {"pid": os.getpid(), "host": socket.gethostname(), "version": __version__}
 
 
 def refuse_busy(run_id: str, holder: Mapping[str, Any], what: str = "still being worked on") -> None:

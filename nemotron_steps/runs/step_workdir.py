@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps import __version__
 from nemotron_steps.artifacts.files import (
     as_storage_error,
     free_bytes,
@@ -145,7 +146,8 @@ def stage_outputs(
             what, slot = f"step '{planned.step_id}' left its output '{port}' empty", slots[port]
             raise StepFailedError(what, where=str(slot.path), expected=f"a {slot.type}", found="no file")
     for port, slot in filled.items():
-        producer = Producer(planned.step_id, port, run_id, planned.manifest.step.version, key, planned.config_name)
+        made = planned.manifest.step.version, key, planned.config_name
+        producer = Producer(planned.step_id, port, run_id, *made, package=__version__)
         try:
             with storage_errors(slot.path):
                 staged[port] = store.stage(

@@ -18,10 +18,13 @@ import json, os, selectors, signal, subprocess, sys, time
 try:
     import ctypes
     prctl = ctypes.CDLL(None).prctl
-    prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: the commands, of the same user, may not open its files
-    prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what they leave behind is this process's to reap
+    closed = prctl(4, 0, 0, 0, 0) == 0  # PR_SET_DUMPABLE: the commands, of the same user, may not open its files
 except (ImportError, OSError, AttributeError):
-    pass
+    closed = False
+if not closed:
+    sys.exit("this python3 cannot keep its files from its commands (ctypes, prctl): no session")
+prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what they leave behind is this process's to reap
+signal.signal(signal.SIGINT, lambda *_: None)  # of a command; unlike SIG_IGN it is not inherited
 channel, writer = int(sys.argv[1]), os.fdopen(int(sys.argv[2]), "wb")
 told = bytearray()  # what has come on the channel beyond the line that was taken last
 alone = sys.argv[3] == "alone"

@@ -12,7 +12,7 @@ import socket
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -53,6 +53,10 @@ class ServedSession(ABC):
     def __init__(self, limits: Limits, slots: asyncio.Semaphore, work: str, command_s: float | None) -> None:
         self.limits = limits
         self._slots = slots
+        self._starting: AbstractAsyncContextManager[object] = slots
+        """Held until the session's first answer."""
+        self._image: str | None = None
+        self._hints: tuple[str, ...] = ()
         self._work = work
         self._command_s = limits.wall_s if command_s is None else command_s
         self._whole: asyncio.Future[SandboxResult] | None = None
@@ -69,16 +73,17 @@ class ServedSession(ABC):
 
     async def __aenter__(self) -> Self:
         try:
-            async with self._slots:
+            async with self._starting:
                 await self._begin()
                 # It is there once it has answered.
                 job = {"argv": ["true"], "cwd": "/", "stdin": "", "wall_s": 60.0, "output_bytes": 1}
-                await self._ask(job, 120.0)
+                await self._ask(job, ENGINE_TIMEOUT_S + GRACE_S)
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             if isinstance(error, SessionOverError):
                 said = "" if self._whole is None or self._whole.cancelled() else self._whole.result().stderr[-500:]
-                raise SandboxError("a sandbox session ended before its first command", found=said) from error
+                what = "a sandbox session ended before its first command"
+                raise SandboxError(what, where=self._image, found=said, hints=self._hints) from error
             raise
         return self
 
@@ -130,7 +135,8 @@ class ServedSession(ABC):
             raise
         if not line.endswith(b"\n"):
             # A server that was stopped holds the session; one that is gone ends it presently.
-            await asyncio.wait([self._whole], timeout=1.0)
+            gone_too = self._reader.at_eof()
+            await asyncio.wait([self._whole], timeout=ENGINE_TIMEOUT_S if gone_too else 1.0)
             if not self._whole.done():
                 self._whole.cancel()
                 await asyncio.wait([self._whole])
@@ -213,9 +219,13 @@ class ContainerSession(ServedSession):
     ) -> None:
         # Where the image works; Apptainer would work where this process does.
         super().__init__(limits or Limits(), slots, "/" if engine == "apptainer" else ".", command_s)
+        if engine != "apptainer":
+            self._starting = nullcontext()  # it may wait for an image, and takes no core of this process's
+            self._hints = (f"{engine} pull {image}",)
         self.engine = engine
-        self.image = image
+        self.image = self._image = image
         self.name = f"steps-session-{secrets.token_hex(8)}"
+        self._ending: asyncio.Future[None] | None = None
 
     def arguments(self, profile: str) -> list[str]:
         """The full command line."""
@@ -262,6 +272,22 @@ class ContainerSession(ServedSession):
         self._clock = asyncio.timeout(ENGINE_TIMEOUT_S)
         self._whole = asyncio.ensure_future(self._hold(process, folder))
 
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await super().__aexit__(kind, error, trace)
+        if self._ending is not None:
+            await asyncio.wait([self._ending])
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        """All of it: what the engine has started need not end with the process that was started here."""
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        if self.engine != "apptainer":
+            await remove(self.engine, self.name)
+        await gone(process)
+        await let_go(process)
+
     async def _hold(
         self, process: asyncio.subprocess.Process, folder: tempfile.TemporaryDirectory[str]
     ) -> SandboxResult:
@@ -275,13 +301,9 @@ class ContainerSession(ServedSession):
             except TimeoutError:
                 outcome = Outcome.TIMEOUT
             finally:
-                # All of it: what the engine has started need not end with the process that was started here.
-                if self.engine != "apptainer":
-                    await remove(self.engine, self.name)
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await gone(process)
-                await let_go(process)
+                # Whoever cancels a second time leaves neither the container nor the engine's program behind.
+                self._ending = asyncio.ensure_future(self._end(process))
+                await asyncio.shield(self._ending)
             text = Path(folder.name, "stderr").read_text(errors="replace")[-STDERR_CHARACTERS:]
         seconds = asyncio.get_running_loop().time() - begun
         return SandboxResult(outcome, process.returncode if outcome is Outcome.EXITED else None, "", text, seconds)

@@ -211,7 +211,7 @@ def _instance(goal: Goal, choice: _Choice, axes: Sequence[Axis], of_stage: Mappi
                 overrides.append(f"{key}={axes[n].values[at]}")
     if not choice:
         return replace(goal, wired=wired, where=where)
-    labels = {".".join(axes[n].keys[0]): axes[n].labels[at] for n, at in choice.items()}
+    labels = {".".join(axes[n].keys[0]): _plain(axes[n].values[at]) for n, at in choice.items()}
     name = f"{goal.name}{_suffix(choice, axes)}"
     instance = Instance(goal.name or "", labels)
     return replace(goal, name=name, overrides=tuple(overrides), wired=wired, where=where, instance=instance)

@@ -14,7 +14,7 @@ from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.secrets import redact, redact_text
 from nemotron_steps.errors import RequestError, RetryableError, StepsError, UnknownNameError, first_line
-from nemotron_steps.manifest.registry import load_registry
+from nemotron_steps.manifest.registry import Registry, load_registry
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.runs.cache import config_of
 from nemotron_steps.runs.log_format import in_words, is_change, values_of
@@ -39,6 +39,19 @@ def is_model(type_name: str, types: TypeGraph) -> bool:
     """Whether artifacts of a type are checkpoints or adapters; `types`: the registry's, read anew at every load."""
     names = types.ancestors(type_name) if type_name in types else (type_name,)
     return any(name.startswith(("checkpoint", "adapter")) for name in names)
+
+
+def hf_request(artifact: Artifact, registry: Registry) -> RunRequest | None:
+    """What makes a model's Hugging Face folder; None for what is one. RequestError for what has no such form."""
+    steps = registry.types.path(artifact.type, "checkpoint_hf")
+    if steps is None:
+        what, hints = f"{artifact.ref} has no Hugging Face form", (f"steps artifacts export {artifact.ref} DIR",)
+        raise RequestError(what, where="--hf", expected="a checkpoint or an adapter", found=artifact.type, hints=hints)
+    if not steps:
+        return None
+    last = steps[-1]
+    ports = (each for each in registry.step(last.step_id).consumes if registry.types.is_a(last.source, each.type))
+    return RunRequest((last.step_id,), inputs={next(ports).name: artifact.ref})
 
 
 def without_folders(value: str) -> str:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.secrets import MASK, looks_random, mask
@@ -22,7 +24,7 @@ from nemotron_steps.session.session import Session
 if TYPE_CHECKING:
     from nemotron_steps.artifacts.store import ArtifactStore
     from nemotron_steps.config.profiles import Profile
-    from nemotron_steps.resolver.plan import Plan
+    from nemotron_steps.resolver.plan import Plan, PlannedStep
     from nemotron_steps.runs.executors.base import Launch
     from nemotron_steps.runs.run_folder import RunInfo
 
@@ -49,12 +51,12 @@ def submit(
     attached: bool,
     force_squash: bool = False,
     accept: Sequence[str] = (),
-    show: Callable[[Plan], None] = lambda plan: None,
+    show: Callable[[Plan, Profile], None] = lambda plan, profile: None,
 ) -> tuple[RunInfo, Profile]:
     """Plan a request and hand it to the profile's executor; see `plan_run`. RequestError if it holds a secret.
 
-    `attached`: somebody follows it; `show` is called with the plan before it is handed over. Returns the run, and the
-    profile with the image, the nodes and the GPUs of its steps."""
+    `attached`: somebody follows it; `show` is called with the plan and the profile before it is handed over, and may
+    raise. Returns the run, and the profile with the image, the nodes and the GPUs of its steps."""
     from nemotron_steps.runs.launch import submit as hand_over
     from nemotron_steps.runs.prerequisites import refuse_unimplemented
     from nemotron_steps.runs.run_folder import RunFolder, get_run, new_run_id
@@ -67,7 +69,7 @@ def submit(
         hints = ("set it as an environment variable here, or under env_vars of the profile",)
         what = "a secret on the command line would end up in the job's files"
         raise RequestError(what, found=redacted.command, hints=hints)
-    show(plan)
+    show(plan, profile)
     run_id = get_run(session.store, resume).id if resume else new_run_id(plan.name or plan.goals[-1])
     launch = checked_launch(session, request, plan, profile, run_id, attached=attached, force_squash=force_squash)
     if not resume:
@@ -84,6 +86,59 @@ def submit(
         force_squash=force_squash,
     )
     return info, profile
+
+
+def job_size(session: Session, request: RunRequest, plan: Plan, profile: Profile | None) -> dict[str, Any]:
+    """What a plan's job takes of a cluster: nodes, gpus_per_node, hours, gpu_hours (None where they are unknown), and
+    `text`, a line that says so; "" for a job without GPUs, on this machine, or with nothing to do."""
+    steps = [step for step in plan if step.cached is None and not step.earlier]
+    if profile is None or profile.on_this_machine or not profile.gpus_per_node or not steps:
+        return {"text": "", "gpu_hours": None}
+    nodes, gpus, hours = profile.nodes, profile.gpus_per_node, profile.hours
+    size = f"{nodes} node{'s' * (nodes > 1)} × {gpus} GPU{'s' * (gpus > 1)}"
+    how, by = "up to", ""
+    if hours is None:
+        before = [_seconds_before(session, step) for step in steps]
+        hours = None if None in before else sum(each[0] for each in before if each) / 3600
+        how, by = "about", ", as in " + ", ".join(dict.fromkeys(each[1] for each in before[-2:] if each))
+    if hours is None:
+        settable = f": set time in [{request.profile}]" if "time" in type(profile).model_fields else ""
+        total, text = None, f"{size}, hours unknown{settable}"
+    else:
+        total = hours * nodes * gpus
+        shown = [f"{n:,.0f}" if n >= 100 else f"{n:.3g}" if n >= 0.1 else "under 0.1" for n in (hours, total)]
+        text = f"{how} {size} × {shown[0]} h = {shown[1]} GPU-hours{by}"
+    return {"nodes": nodes, "gpus_per_node": gpus, "hours": hours, "gpu_hours": total, "text": text}
+
+
+def _seconds_before(session: Session, step: PlannedStep) -> tuple[float, str] | None:
+    """How long a step would take by the newest run of it under its config: seconds a training step × steps."""
+    import yaml
+
+    from nemotron_steps.config.locations import read_json
+    from nemotron_steps.runs.report.follow import training_steps
+    from nemotron_steps.runs.run_folder import list_runs, read_events
+
+    now = training_steps(step.config)
+    for run in reversed(list_runs(session.store)):
+        ran = {key: each.get("seconds") for key, each in run.steps.items() if each["state"] == "ran"}
+        folder = session.store.backend.local(f"runs/{run.id}")
+        planned = read_json(folder / "plan.json") if ran else None
+        for each in planned["steps"] if isinstance(planned, dict) else ():
+            key = each["key"]
+            if key not in ran or (each["step"], each["config"]) != (step.step_id, step.config_name):
+                continue
+            times: dict[int, float] = {}
+            for record in read_events(session.store, run.id, "metrics"):
+                if record.get("step") == key:
+                    times.setdefault(record["index"], record["time"])
+            gaps = [(times[b] - times[a]) / (b - a) for a, b in pairwise(sorted(times))]
+            if now is None or not gaps:
+                return float(ran[key] or 0.0), run.id
+            then = training_steps(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))[key])
+            ended_early = max(times) < (then or 0)  # its data were used up
+            return median(gaps) * (min(now, max(times)) if ended_early else now), run.id
+    return None
 
 
 def follow_attached(store: ArtifactStore, info: RunInfo, write: Callable[[str], None]) -> RunInfo:

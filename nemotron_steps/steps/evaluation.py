@@ -24,10 +24,13 @@ from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES
 from nemotron_steps.errors import ConfigError, DataError, StepsError
+from nemotron_steps.models.architecture import facts_of
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.runs.context import StepContext
 
 _OF_POLICY = "policy.generation."
+_LONGEST = 4096
+"""Tokens of a prompt and its answer, where neither the config nor the model says less."""
 
 
 def grade(
@@ -45,7 +48,8 @@ def grade(
     served = config.generation.vllm_cfg.expose_http_server
     needs = check_rows(config.env, every, only=only, policy_served=served, policy=folder)
     chat = ChatFormat.from_folder(folder)
-    longest = settings.max_total_sequence_length
+    facts = facts_of(folder)
+    longest = settings.max_total_sequence_length or min(_LONGEST, (facts and facts.positions) or _LONGEST)
     with _own_keys():
         generator = build_generator(
             folder, config.generation, chat, max_total_length=longest, precision=settings.precision
@@ -109,8 +113,9 @@ def model_eval(context: StepContext[EvalConfig]) -> None:
         prompts = "--input prompts=FOLDER   # its heldout.jsonl is graded, else its validation rows, else all rows"
         mends = ["--input model=PATH"] if config.model is None else [prompts, "data.data_path=FILE"]
         raise ConfigError("nothing to evaluate", where=missing, hints=mends)
-    rows = read_rows(config.data.data_path)[: config.evaluation.max_prompts]
-    context.tracker.progress(f"grading {len(rows)} prompts of {Path(config.data.data_path).name}", 0, None)
+    source, every = Path(config.data.data_path), read_rows(config.data.data_path)
+    rows = every[: config.evaluation.max_prompts]
+    context.tracker.progress(f"grading {len(rows)} prompts of {source.name}", 0, None)
     only = config.evaluation.environment
     graded, collector = grade(Path(config.model), {"prompts": rows}, config, context.tracker, environment=only)
     groups = graded["prompts"]
@@ -134,7 +139,8 @@ def model_eval(context: StepContext[EvalConfig]) -> None:
     slot.attributes["reward"] = result.reward
     context.tracker.metrics(0, result.metrics("heldout"))
     shown = ("reward", "standard_error", "samples", *(("ungraded",) if result.ungraded else ()))
-    context.tracker.summary({figure: getattr(result, figure) for figure in shown})
+    graded_rows = {"graded_prompts": f"{len(rows)} of {len(every)}", "split": source.stem.removesuffix("-split")}
+    context.tracker.summary({figure: getattr(result, figure) for figure in shown} | graded_rows)
 
 
 def eval_stages(context: StepContext[StagesEvalConfig]) -> None:

@@ -17,6 +17,7 @@ from nemotron_steps.engine.setup.rows import read_data
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.errors import StepsError
 from nemotron_steps.runs.context import StepContext
+from nemotron_steps.steps.preflight import maker_of_prompts
 from nemotron_steps.steps.trained_model import save_trained
 
 _CLOSE_SECONDS = 10.0
@@ -27,10 +28,16 @@ def run_grpo(context: StepContext[RlConfig]) -> None:
     """Train `policy` on `data.train` and write the `model` output (checkpoint_megatron, or adapter)."""
     config = context.config
     limit = config.data.max_input_seq_length
-    rows = read_data(config, lambda count: context.tracker.event("prompts_left_out", longer_than=limit, count=count))
+    rows = read_data(
+        config,
+        lambda count: context.tracker.event("prompts_left_out", longer_than=limit, count=count),
+        made_by=maker_of_prompts(context.inputs),
+    )
     heldout = rows.heldout
+    if rows.split:
+        context.tracker.event("prompts_held_out", count=rows.split[0], of=rows.split[1])
     run, environments = build_run(config, rows, work=context.work, reporter=context.tracker, started=context.started)
-    summary: dict[str, Any] = {}
+    summary: dict[str, Any] = {"held_out_prompts": "{} of {}".format(*rows.split)} if rows.split else {}
     baseline_file = context.work / "heldout_before.json"
     try:
         with _started_environments(environments) as runner:

@@ -29,6 +29,7 @@ from nemotron_steps.environments.custom_reward import load
 from nemotron_steps.errors import ConfigError, UnsupportedError
 from nemotron_steps.models.adapters import adapter_pairs, lora_candidates, lora_modules, recorded_base
 from nemotron_steps.models.architecture import Architecture, facts_of, hf_folder, read_config
+from nemotron_steps.models.huggingface import in_two_files
 from nemotron_steps.models.mapping import Stored, check_stored
 
 MODEL_PORTS = ("policy", "model")
@@ -119,8 +120,11 @@ def check_tensors(folder: Path, architecture: Architecture | None = None) -> Arc
     """Refuse a folder whose tensors are not those of its config.json, by the first that is not."""
     architecture = architecture or Architecture.from_folder(folder)
     stored: dict[str, Stored] = {}
+    file_of: dict[str, str] = {}
     for shard in safetensors_shards(folder):
         for name, entry in read_safetensors_header(shard).items():
+            if file_of.setdefault(name, shard.name) != shard.name:
+                raise in_two_files(name, folder, file_of[name], shard.name)
             stored[name] = Stored(entry["dtype"].lower(), tuple(entry["shape"]), entry["dtype"] in _PLAIN)
     check_stored(stored, architecture, str(folder))
     return architecture
@@ -172,10 +176,16 @@ def check_rl(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> Iterabl
         return ()  # whatever the config names gives way to what an earlier step will make
     if "policy" in inputs and inputs["policy"] is None:
         config = config.model_copy(update={"policy": config.policy.model_copy(update={"checkpoint": None})})
-    rows = read_data(config)
+    rows = read_data(config, made_by=maker_of_prompts(inputs))
     needs = check_run_rows(config, rows)
     prompt_stream(config, rows.train)
     return needs.programs
+
+
+def maker_of_prompts(inputs: Mapping[str, Artifact | None]) -> str:
+    """The step that made the `prompts` input; "" where none did."""
+    prompts = inputs.get("prompts")
+    return prompts.producer.step if prompts is not None and prompts.producer is not None else ""
 
 
 def _with_teachers(config: OpdConfig, inputs: Mapping[str, Artifact | None]) -> OpdConfig:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,11 @@ def test_ten_lines_train_and_what_they_did_is_there_to_be_read(model: Path, work
     above = result.artifacts.lineage(result.outputs["model"])["ancestors"]
     assert {"policy", "prompts"} <= {link["port"] for link in above}
     assert "reward/mean" in result._repr_html_() and "<svg" in result._repr_html_()
+
+    assert steps(["artifacts", "export", result.outputs["model"].ref, "trained", "--hf"]) == 0
+    assert "convert/megatron_to_hf" in capsys.readouterr().out and Path("trained", "model.safetensors").is_file()
+    saved = result.save("saved", hf=True)  # converted already
+    assert (saved / "model.safetensors").read_bytes() == Path("trained", "model.safetensors").read_bytes()
 
     # The command line knows it: the same request is cached, and the run is resumed by its id.
     assert steps(["run", *training_words(training), "--json"]) == 0
@@ -145,51 +149,12 @@ def test_a_word_is_the_same_step_on_the_command_line() -> None:
     assert [Registry().show(word)["id"] for word in words] == [asked.STEP for asked in words.values()]
 
 
-MANY = [{"prompt": f"{a} + {b}?", "answer": str(a + b)} for a in range(1, 11) for b in range(1, 6)]
-
-
 @pytest.mark.parametrize(
-    ("rows", "more", "held"),
-    [
-        (MANY, {}, 5),
-        ([*MANY, *reversed(MANY)], {}, 10),  # whoever asks the same is on the same side
-        (MANY * 20 + [{"prompt": f"{a}?"} for a in range(1000)], {}, None),
-        (MANY[:49] * 2, {}, 0),
-        (MANY, {"validation": False}, 0),
-        (MANY, {"overrides": ["data.validation.data_path=own.jsonl"]}, 0),
-        (MANY, {"config": "./own.yaml"}, 0),
-    ],
+    ("asked", "more", "there"),
+    [(GRPO, {}, False), (GRPO, {"validation": False}, True), (Evaluation, {"validation": False}, False)],
 )
-def test_a_tenth_of_many_prompts_is_held_out(
-    workplace: Path, rows: Any, more: dict[str, Any], held: int | None
-) -> None:
-    (workplace / "own.yaml").write_text("defaults: [cpu]\ninputs: {validation: held.jsonl}\n")
-
-    def sides(given: Any) -> list[list[Any]]:
-        words = training_words(GRPO("my-model", given, shorter, **more))
-        files = [word.partition("=")[2] for word in words if word.startswith(("prompts=", "validation="))]
-        assert ("grpo.val_at_start=true" in words) is (len(files) == 2)
-        return [[json.loads(line) for line in Path(file).read_text().splitlines()] for file in files]
-
-    train, *rest = sides(rows)
-    assert sides(rows) == [train, *rest] and len(train) + sum(map(len, rest)) == len(rows)
-    if held == 0:
-        assert train == rows and not rest
-        return
-    asked, kept = ({row["prompt"] for row in side} for side in (train, *rest))
-    assert not asked & kept and len(kept) == (64 if held is None else 5)
-    assert held is None or len(rest[0]) == held
-
-
-def test_prompts_to_be_held_out_are_in_memory_one_at_a_time(workplace: Path) -> None:
-    rows = ({**row, "notes": "x" * 1_000_000} for row in MANY)
-    GRPO("my-model", ROWS, shorter)  # what it imports is not of the rows
-    tracemalloc.start()
-    try:
-        assert " validation=" in GRPO("my-model", rows, shorter).command
-        assert tracemalloc.get_traced_memory()[1] < 25_000_000
-    finally:
-        tracemalloc.stop()
+def test_nothing_is_held_out_where_that_is_said(workplace: Path, asked: Any, more: Any, there: bool) -> None:
+    assert ("heldout.share=0" in asked("my-model", ROWS, shorter, **more).command) is there
 
 
 PROFILES = {"none": "gpus_per_node = 0", "unsaid": "", "node": "gpus_per_node = 8"}

@@ -94,6 +94,22 @@ def test_what_is_no_folder_of_staging_is_cleaned_away_and_what_a_link_leads_to_s
     assert (elsewhere / "mine").is_file()
 
 
+@pytest.mark.parametrize("uid", [0, 1])
+def test_of_a_users_folder_only_their_own_dead_copies_are_cleaned_away(
+    uid: int, store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead, *others = (tmp_path / f".out.export-{name}" for name in (f"{1:032x}", "notes", f"{2:032x}s", f"{3:032x}"))
+    for folder in (dead, *others[:-1]):
+        folder.mkdir()
+    others[-1].write_text("x")
+    (link := tmp_path / f".out.export-{4:032x}").symlink_to("nothing")
+    mine = os.getuid()
+    monkeypatch.setattr("os.getuid", lambda: mine + uid)
+    with store.staging(tmp_path / "out") as folder:
+        assert folder.parent == tmp_path
+    assert all(path.exists() for path in others) and link.is_symlink() and dead.exists() == bool(uid)
+
+
 def _commit_one(home: Path, number: int, barrier: multiprocessing.synchronize.Barrier) -> None:
     store = ArtifactStore(home)
     with store.staging() as folder:

@@ -8,6 +8,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 import yaml
@@ -16,7 +17,8 @@ from nemotron_steps.artifacts.models import Artifact, Edge, Producer
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.cli.run import show_result
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.resolver.plan import Plan
+from nemotron_steps.manifest.models import StepManifest, StepTable
+from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput, SuppliedInput
 from nemotron_steps.runs.execute import RunResult, StepResult
 from nemotron_steps.runs.run_folder import RunFolder
 from nemotron_steps.session.publish import without_folders
@@ -125,8 +127,10 @@ def test_a_copy_outside_the_home_is_whole_or_not_there_and_replaces_nothing(cli:
     assert cli("artifacts", "add", str(write_megatron(workplace / "model")), "--name", "mine").code == 0
     (place,) = cli("artifacts", "path", "mine").out.splitlines()
     assert sorted(p.name for p in Path(place).iterdir()) == ["artifact.json", "hf", "weights"]
+    killed = workplace / f".out.export-{0:032x}"
+    killed.mkdir()
     copied = cli("artifacts", "export", "mine", "out")
-    assert f"steps run {MEGATRON_TO_HF}mine:v1" in copied.out
+    assert f"steps artifacts export mine:v1 {workplace / 'out-hf'} --hf" in copied.out and not killed.exists()
     files = {path.relative_to("out") for path in Path("out").rglob("*") if path.is_file()}
     assert files == {path.relative_to("model") for path in Path("model").rglob("*") if path.is_file()}
     refused = cli("artifacts", "export", "mine", "out")
@@ -147,6 +151,7 @@ def test_of_a_home_elsewhere_there_is_no_folder_but_a_copy(cli: Cli, workplace: 
     assert cli("artifacts", "add", "rows.jsonl", "--name", "mine", *home).code == 0
     told = cli("artifacts", "path", "mine", *home)
     assert (told.code, told.out) == (2, "") and "steps artifacts export mine:v1 DIR" in told.err
+    assert "mine:v1 has no Hugging Face form" in cli("artifacts", "export", "mine", "out", "--hf", *home).err
     assert cli("artifacts", "export", "mine", "out", *home, "--json").json["path"] == str(workplace / "out")
     assert (workplace / "out" / "rows.jsonl").read_text() == '{"a": 1}\n'
 
@@ -282,21 +287,34 @@ def test_a_model_and_its_card_are_uploaded_in_one_commit_to_a_private_repository
     assert "/api/models/acme/better-1b/commit/main" not in asked
 
 
+TAKE = "steps artifacts export x/model:v1 DIR --hf"
+GRADE = "steps run eval --input model=x/model:v1 --input 'prompts=my rows.jsonl' 'reward=my rewards.py:f'"
+
+
 @pytest.mark.parametrize(
-    ("kind", "family", "commands"),
+    ("kind", "family", "rewards", "commands"),
     [
-        ("checkpoint_hf", "qwen3", ["vllm serve 'my models/a'", "steps artifacts export x/model:v1 DIR"]),
-        ("reward_model_hf", "nemotron_h", ["vllm serve 'my models/a'", "steps artifacts export x/model:v1 DIR"]),
-        ("checkpoint_hf", "gpt2", ["steps artifacts export x/model:v1 DIR"]),
-        ("checkpoint_megatron", "qwen3", []),
-        ("adapter", "qwen3", []),
+        ("checkpoint_hf", "qwen3", (), [TAKE, "vllm serve 'my models/a'"]),
+        ("reward_model_hf", "nemotron_h", (), [TAKE, "vllm serve 'my models/a'"]),
+        ("checkpoint_hf", "gpt2", (), [TAKE]),
+        ("checkpoint_megatron", "qwen3", ("grpo.seed=1", "reward=my rewards.py:f"), [GRADE, TAKE, "vllm serve DIR"]),
+        ("adapter", "gpt2", ("reward=my rewards.py:f",), [GRADE, TAKE]),
+        ("sft_chats", "", (), None),
     ],
 )
-def test_what_vllm_serves_is_said_with_its_folder(
-    kind: str, family: str, commands: list[str], workplace: Path, capsys: pytest.CaptureFixture[str]
+def test_what_one_may_do_with_a_model_is_said_as_commands(
+    kind: str, family: str, rewards: Any, commands: Any, workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = Artifact(kind, "d", workplace / "my models" / "a", {"model_type": family}, name="x/model", version=1)
     step = StepResult("x", "x", "ran", {"model": made}, 1.0)
-    show_result(RunResult("r", workplace, (step,), 1.0), Plan((), ("x",)), Terminal.of())
+
+    def planned(key: str, overrides: Any, inputs: Any) -> PlannedStep:
+        manifest = StepManifest(step=StepTable(id=key))
+        return PlannedStep(key, key, manifest, "", overrides, {}, inputs, {}, key == "import")
+
+    imported = planned("import", (), {"dataset": SuppliedInput("my rows.jsonl")})
+    plan = Plan((imported, planned("x", rewards, {"prompts": StepOutput("import", "prompts")})), ("x",))
+    show_result(RunResult("r", workplace, (step,), 1.0), plan, Terminal.of())
     after = [line.strip() for line in capsys.readouterr().out.partition("next\n")[2].splitlines()]
-    assert after == [*commands, "steps artifacts lineage x/model:v1", f"steps list --consumes {kind}"]
+    lineage = "steps artifacts lineage x/model:v1"
+    assert after == ([lineage, f"steps list --consumes {kind}"] if commands is None else [*commands, lineage])

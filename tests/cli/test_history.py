@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import socket
 import threading
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -182,9 +184,33 @@ def test_a_run_that_never_began_is_told_with_what_its_job_said(
     assert error.hints == (f"steps run --resume {RUN}",)
 
 
-def test_the_page_is_written_and_named(cli, workplace):
-    assert cli("run", "toy/make").code == 0
+def test_the_page_is_written_and_links_reports_and_artifacts(cli, workplace):
+    assert cli("run", "toy/train", "-c", "tiny", "--name", "one", "judge.model='<b>x'").code == 0
+    (folder,) = (workplace / "home" / "runs").iterdir()
     assert cli("index").out == "home/index.html\n"
-    assert "toy/make/rows:v1" in (workplace / "home" / "index.html").read_text()
+    page = (workplace / "home" / "index.html").read_text()
+    assert "toy/make/rows:v1" in page and "held out reward 0.25 → 0.75" in page
+    assert "toy/train -c tiny" in page and "&lt;b&gt;x" in page and "<b>x" not in page
+    links = [unquote(link) for link in re.findall('<a href="(.*?)"', page)]
+    assert f"./runs/{folder.name}/report.html" in links and len(links) == 5  # the run, two artifacts with their maker
+    assert all((workplace / "home" / link).exists() for link in links)
     made = cli("index", "--out", "pages/all.html", "--json").json
     assert made == {"index": "pages/all.html"} and (workplace / "pages" / "all.html").is_file()
+
+
+def test_a_comparison_says_what_differs_and_which_runs_are_unlike(cli, workplace):
+    for name, *asked in (("a", "toy/train", "-c", "tiny"), ("b", "toy_all", "make.count=5"), ("c", "toy/make")):
+        assert cli("run", *asked, "--name", name).code == 0
+    a_and_b = cli("report", "a", "b", "--json").json
+    assert [run["name"] for run in a_and_b["runs"]] == ["a", "b"]
+    assert a_and_b["requests"] == {
+        "steps run": ["toy/train", "toy_all"],
+        "-c": ["tiny", None],
+        "make.count": [None, "5"],
+    }
+    assert a_and_b["configs"]["toy/make"] == {"count": [3, 5]}
+    assert a_and_b["configs"]["toy/train"] == {"input rows": ["toy/make/rows:v1", "toy/make/rows:v2"]}
+    assert a_and_b["results"]["toy/make"]["rows"][1]["difference"] == 2
+    shown = cli("report", "a", "b", "c").out
+    assert "toy/train: different held-out prompts (rows): their rewards are not comparable" in shown
+    assert "different steps (a: toy/train; b: toy/make, toy/score, toy/train; c: toy/make)" in shown

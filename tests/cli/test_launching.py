@@ -1,14 +1,16 @@
 """Profiles and executors from the command line: what is refused, when, and what a refusal leaves behind."""
 
 import os
+import pty
 import re
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from nemotron_steps.cli.main import nemotron
+from nemotron_steps.cli.main import nemotron, steps
 from nemotron_steps.errors import RequestError
 from nemotron_steps.runs.executors import base
 from nemotron_steps.session.submit import JOB_VARIABLE
@@ -307,3 +309,47 @@ def test_a_job_without_the_image_that_it_needs_is_refused_with_the_line_to_add(
     shown = cli("run", "toy/train", "-c", "tiny", "-b", "there", "-d")
     assert shown.code == 0 and "container_image: nemotron-steps:cuda" in shown.out
     assert cli("runs", "--json").json == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ('nodes = 109\ntime = "04:00"', "up to 109 nodes × 8 GPUs × 4 h = 3,488 GPU-hours"),
+        ('time = "1-00:00"\nrequeue = 1', "up to 1 node × 8 GPUs × 48 h = 384 GPU-hours"),
+        ("nodes = 2", "2 nodes × 8 GPUs, hours unknown: set time in [there]"),
+    ],
+)
+def test_a_plan_says_what_its_job_takes_of_a_cluster(cli: Cli, workplace: Path, keys: str, said: str) -> None:
+    (workplace / "env.toml").write_text(f'[there]\nexecutor = "slurm"\ngpus_per_node = 8\n{keys}\n')
+    for command in (
+        ("plan", "toy/train", "-c", "tiny", "-r", "there"),
+        ("run", "toy/train", "-c", "tiny", "-b", "there", "-d"),
+    ):
+        assert said in cli(*command).out
+
+
+@pytest.mark.parametrize(
+    ("words", "answer", "is_submitted"), [((), "n", False), ((), "", False), ((), "y", True), (("--yes",), "", True)]
+)
+def test_many_gpu_hours_are_asked_about_on_a_terminal(
+    submitted: Any, workplace: Path, words: tuple[str, ...], answer: str, is_submitted: bool
+) -> None:
+    (workplace / "env.toml").write_text('[big]\nexecutor = "slurm"\nnodes = 4\ngpus_per_node = 8\ntime = "04:00"\n')
+    child, terminal = pty.fork()
+    if child == 0:
+        sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+        os._exit(steps(["run", "toy/train", "-c", "tiny", "-b", "big", *words]))
+    os.write(terminal, f"{answer}\n".encode())
+    printed = b""
+    while more := _read(terminal):
+        printed += more
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (0 if is_submitted else 130)
+    assert (workplace.parent / "job.sh").exists() == is_submitted
+    assert ("submit? [y/N]" in printed.decode()) == (not words)
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # its other end is closed
+        return b""

@@ -262,8 +262,8 @@ def test_several_fan_outs_are_every_combination_and_rates_are_not_averaged_with_
         "train-0_2-2",
     ]
     ((_, table),) = made.json["fan_out"].items()
-    assert list(table) == ["train-0_1", "train-0_2"]
-    assert list(table["train-0_2"]["seeded_reward"]["values"]) == ["train-0_2-1", "train-0_2-2"]
+    assert list(table) == ["lr=0.1", "lr=0.2"]
+    assert list(table["lr=0.2"]["seeded_reward"]["values"]) == ["train-0_2-1", "train-0_2-2"]
 
 
 @pytest.mark.parametrize(

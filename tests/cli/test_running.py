@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from nemotron_steps import __version__
 from nemotron_steps.errors import StorageError
 from tests.cli.conftest import TOY_PACK, Cli
 
@@ -212,6 +213,8 @@ def test_what_only_changed_code_would_make_again_is_accepted_on_request(cli: Cli
     model = cli("artifacts", "show", "toy/train/model", "--json").json
     producer = model["producer"]
     (accepted,) = producer["accepted"]
+    assert producer["package"] == cli("status", "latest", "--json").json["version"] == __version__
+    assert f"nemotron-steps {__version__}" in cli("artifacts", "show", "toy/train/model").out
     assert accepted["by"] and accepted["key"] != producer["cache_key"]
     assert accepted["changed"] == ["toy_steps.py"]
     told_by = [cli("artifacts", "lineage", "toy/train/model", *words).out for words in ((), ("--json",))]

@@ -76,7 +76,7 @@ def test_ctrl_c_says_what_of_a_pipeline_is_kept(workplace: Path) -> None:
     _, said = process.communicate(timeout=30)
     info = get_run(ArtifactStore("home"), "latest")
     assert process.returncode == 130 and info.status == "interrupted"
-    assert said.count("interrupted by SIGINT; kept: make, and the last checkpoint") == 1
+    assert said.count("interrupted by SIGINT; kept: make; train has no checkpoint yet and begins anew") == 1
     assert said.count(f"hint: steps run --resume {info.id}") == 1
 
 
@@ -94,7 +94,7 @@ def test_a_second_ctrl_c_ends_at_once_what_does_not_let_go(workplace: Path) -> N
     _, said = process.communicate(timeout=10)
     info = get_run(ArtifactStore("home"), "latest")
     assert process.returncode == 130
-    assert said.count("ended by SIGINT; kept: toy/make, and the last checkpoint") == 1
+    assert said.count("ended by SIGINT; kept: toy/make; toy/train has no checkpoint yet") == 1
     assert said.count(f"hint: steps run --resume {info.id}") == 1 and "error[" not in said
     assert (info.status, info.steps["toy/train"]["state"]) == ("interrupted", "interrupted")
 

@@ -65,6 +65,17 @@ def test_a_home_opens_its_killed_run_resumes_and_its_model_is_exported(tmp_path:
     assert len(after) == len(before) + 2
 
 
+def test_runs_of_a_home_predict_the_hours_of_a_job(tmp_path: Path) -> None:
+    unpack("home.tar.xz", tmp_path)
+    (tmp_path / "env.toml").write_text('[there]\nexecutor = "slurm"\ngpus_per_node = 8\n')
+    hours = {
+        count: json.loads(steps(tmp_path, "plan", "rl/nemo_rl/rlvr", "-c", "tiny", "-r", "there", "--json", *count))
+        for count in ((), ("grpo.max_num_steps=100000",))
+    }
+    few, many = (found["job"] for found in hours.values())
+    assert 0 < few["hours"] < 0.1 < 1 < many["hours"] < 10 and many["gpu_hours"] == 8 * many["hours"]
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_profiles_mean_the_same(tmp_path: Path, profile: str) -> None:
     (tmp_path / "env.toml").write_text((HERE / "env.toml").read_text())

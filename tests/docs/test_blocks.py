@@ -125,6 +125,18 @@ def conformance(block: str, cli: Cli) -> None:  # noqa: F811
     assert any(name.startswith("test_") for name in vars(made))
 
 
+def pitfalls(block: str, cli: Cli) -> None:  # noqa: F811
+    """A function called on answers by hand: it prints what the comment beside the call says."""
+    named: dict[str, Any] = {}
+    exec(block, named)
+    assert f"# {named['score']([None] * 5, named['tried'], ['12'] * 5)}" in block
+
+
+def front_matter(block: str, cli: Cli) -> None:  # noqa: F811
+    """What a README.md begins with."""
+    assert next(yaml.safe_load_all(block)) == {"license": "apache-2.0"}
+
+
 PIPELINE = '[pipeline]\nname = "mine"\n\n'
 STAGES = "".join(
     f'[[stages]]\nname = "{name}"\nstep = "{step}"\nconfig = "tiny"\n\n'
@@ -137,6 +149,8 @@ CHECKS: dict[str, list[Check]] = {
     "docs/executors.md": [profiles, config("rl/nemo_rl/rlvr", "defaults: [rlvr1]\n")],
     "docs/howto/gpus.md": [profiles],
     "docs/howto/own_reward.md": [reward],
+    "docs/howto/reward_pitfalls.md": [pitfalls],
+    "docs/licences.md": [front_matter],
     "docs/models.md": [config("sft/megatron_bridge")],
     "docs/pipelines.md": [pipeline("", "tiny"), pipeline(PIPELINE + STAGES), pipeline(PIPELINE)],
     "docs/serving.md": [config("rl/nemo_rl/rlvr", "defaults: [tiny]\n"), judge],

@@ -23,13 +23,12 @@ ELSEWHERE = (
     (r"^steps cancel ", "it needs a run that is working"),
     (r"^steps env (serve|verify) ", "it serves until it is stopped, or grades rollouts of the reader's"),
     (r"^steps doctor$", "it loads torch to see that it works: tests/cli/test_doctor_and_new.py runs it"),
-    (r"^steps (artifacts lineage eval/|publish )", "it needs what a long run makes"),
+    (r"^steps (artifacts (lineage eval|export rl)/|publish )", "it needs what a long run makes"),
     (r" (-c|--config) (one_gpu|one_node|swe2_one_gpu)\b(?!.* -d$)", "it needs GPUs"),
     (r"^steps run .*(PATH|FOLDER|MODEL|ROWS)\b", "it needs models or data of the reader's"),
     (r"^steps run data_prep/rl_prep -c ", "it reads published blends, from the hub or a mirror"),
     (r"^nemotron (?!.* -d$)", "it reads published blends, or needs a cluster"),
     (r"^steps run data_prep/swe_tasks -c tiny$", "tests/steps/data_prep run it, in a sandbox"),
-    (r"^steps run .*remote_agent", "it needs an agent's server"),
     (r"^steps run (?!.* -d$)", "it trains for minutes: tests marked chain do, and docs/benchmarks.md has the times"),
 )
 SHORT = ("data_prep/rl_prep --input source=rows.jsonl", "acme/filter_prompts --input rows=rows.jsonl")
@@ -38,6 +37,7 @@ PLACEHOLDERS = {
     "RUN": "latest",
     "STEP": "data_prep/rl_prep",
     "NAME": "math_with_judge",
+    "SIGNAL": "kl_spike",
     "AGENT": "math_with_judge_simple_agent",
     "A": "data_prep/rl_prep/prompts",
     "B": "data_prep/rl_prep/prompts",

@@ -118,7 +118,7 @@ def test_a_call_that_nobody_waits_for_any_more_ends_its_helper() -> None:
     ("request_", "failure", "told"), [("grow", "verifier_timeout", "memory$"), ("raise", "verifier_crashed", "gold")]
 )
 def test_a_grader_that_takes_too_much_memory_or_raises_fails_its_own_call(
-    request_: str, failure: str, told: str, capfd: pytest.CaptureFixture[str]
+    request_: str, failure: str, told: str
 ) -> None:
     async def use(pool: GradingPool) -> Any:
         with pytest.raises(GraderFailedError, match=told) as caught:
@@ -127,7 +127,6 @@ def test_a_grader_that_takes_too_much_memory_or_raises_fails_its_own_call(
         return await pool.call(2)
 
     assert with_pool(use, cpu_s=120.0) == 2
-    assert ("slow_graders.py" in capfd.readouterr().err) is (request_ == "grow")  # the error says where another raised
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,27 @@ def test_a_server_that_stops_closes_every_connection_and_cancels_what_still_runs
     asyncio.run(body())
 
 
+def test_a_client_that_asks_before_it_sends_a_body_is_told_to_send_it() -> None:
+    async def answer(request: Request) -> Reply:
+        return Reply(200, {"size": len(request.body)})
+
+    async def body() -> None:
+        server = HttpServer(answer)
+        await server.start()
+        host, port = server.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST / HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n"
+        writer.write(head.encode())
+        told = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+        assert told == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"abc")
+        assert await asyncio.wait_for(answered(reader), 10) == b'{"size": 3}'
+        writer.close()
+        await server.stop()
+
+    asyncio.run(body())
+
+
 def test_a_loops_last_word_is_said_before_its_thread_ends() -> None:
     said = []
 

@@ -15,6 +15,7 @@ from nemotron_steps.environments.base import (
     Row,
     Session,
 )
+from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.environments.recorded import Regraded, regrade
 from nemotron_steps.environments.responses import message_item
 from nemotron_steps.errors import DataError
@@ -72,6 +73,21 @@ def test_every_rollout_is_graded_in_its_order_and_the_environment_is_closed(monk
     assert [(each.recorded, each.verdict.reward) for each in found] == [(1, 0), (1, 1), (1, 1), (1, 1), (None, 0)]
     assert environment.seen == [["b"], ["a"], ["a"], ["a!"], ["b"]]
     assert environment.done == ["start", *["release"] * 5, "close"]
+
+
+def test_what_is_graded_beside_a_rollout_that_fails_ends_before_the_environment_closes() -> None:
+    environment = Grader()
+
+    async def judge(row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[GradeResult]:
+        if responses[0].text == "b":
+            raise JudgeLostError("gone")
+        await asyncio.sleep(30)
+        raise AssertionError("it was not broken off")
+
+    environment.verify_group = judge  # type: ignore[method-assign]
+    with pytest.raises(JudgeLostError):
+        graded(environment, [rollout(), rollout(answer="b"), rollout()])
+    assert environment.done == ["start", *["release"] * 3, "close"]
 
 
 @pytest.mark.parametrize(

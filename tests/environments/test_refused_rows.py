@@ -68,6 +68,7 @@ BEGUN = {"responses_create_params": {"input": [{"role": role, "content": "x"} fo
                 {"$ref": "#/$defs/none"},
                 {"$ref": "#"},
                 {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"},
+                {"items": {"anyOf": [{"properties": {"a": {"$dynamicRef": "#none"}}}]}},
                 {"properties": {"a": {"type": "string", "pattern": "\\p{L}("}}},
                 {"properties": {"a": {"multipleOf": 0}}},
             )

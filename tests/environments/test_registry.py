@@ -63,11 +63,19 @@ def test_plug_ins_are_refused_where_they_are_no_environment(monkeypatch: pytest.
     def entry(name: str, value: str) -> Any:
         return SimpleNamespace(name=name, value=value, dist=SimpleNamespace(name=value.partition(":")[0]))
 
-    entries = (entry("odd", "builtins:dict"), entry("gone", "no_such_module:A"))
+    entries = (
+        entry("odd", "builtins:dict"),
+        entry("gone", "no_such_module:A"),
+        entry("two", "b:A"),
+        entry("two", "a:A"),
+    )
     monkeypatch.setattr(registry, "_plugins", lambda path: entries)
     with pytest.raises(ConfigError, match="is not an Environment class"):
         registry.environment_class("odd")
     with pytest.raises(UnsupportedError, match="cannot be loaded") as caught:
         registry.environment_class("gone")
     assert caught.value.hints == ("pip uninstall no_such_module",)
-    assert set(registry.names()) - set(registry.BUILT_IN) == {"odd", "gone"}
+    with pytest.raises(ConfigError, match="several installed packages") as rivals:
+        registry.environment_class("two")
+    assert rivals.value.hints == ("pip uninstall a", "pip uninstall b")
+    assert set(registry.names()) - set(registry.BUILT_IN) == {"odd", "gone", "two"}

@@ -151,6 +151,24 @@ def test_a_lost_server_is_asked_last_until_it_answers_again(monkeypatch: pytest.
         judge.close()
 
 
+def test_a_server_that_hangs_gets_one_question_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "LOST_FOR_S", 0.01)
+
+    async def body(judge: HttpJudge, asked: Counter[str]) -> None:
+        assert [await ask(judge) for _ in range(2)] == ["a"] * 2
+        assert await ask(judge) == "a" and asked["b"] == 1, "it is lost as long as it was waited for"
+        await asyncio.sleep(0.6)
+        assert await asyncio.gather(*(ask(judge) for _ in range(8))) == ["a"] * 8
+        assert asked["b"] == 2
+
+    with servers("a", "b") as ((a, b), asked):
+        judge = HttpJudge([a.url, b.url], "judge", retries=0, timeout_s=0.5)
+        b._thread.loop.call_soon_threadsafe(b.gate.clear)
+        asyncio.run(body(judge, asked))
+        b._thread.loop.call_soon_threadsafe(b.gate.set)
+        judge.close()
+
+
 def test_a_run_begins_with_the_servers_that_are_ready() -> None:
     with servers("a", "b") as ((a, b), _):
         b.kill()

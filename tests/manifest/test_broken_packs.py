@@ -146,6 +146,9 @@ BROKEN = (
     # code
     Broken("a module", ONE, "own_code.steps:run", "own_code.step:run", "one.toml:3", "'own_code.step'"),
     Broken("a function that there is not", ONE, "steps:run", "steps:rnu", "one.toml:3", "has no 'rnu'"),
+    Broken("a function of nothing", CODE, "run(context)", "run()", "one.toml:3", "'run()' is called with 1"),
+    Broken("a coroutine", CODE, "def run", "async def run", "one.toml:3", "is a coroutine function"),
+    Broken("a preflight of one argument", CODE, "check(config, inputs)", "check(config)", "one.toml:5", "with 2"),
     Broken("code that is no Python", CODE, "try:", "try", "one.toml:3", "invalid Python"),
     Broken(
         "code that fails at import", CODE, "try:", "raise OSError(7)\ntry:", "own_code/steps.py:2", "OSError: 7",
@@ -227,5 +230,6 @@ def test_entry_points_that_cannot_be_loaded_are_found_by_the_doctor(
         "plug_code.py": "class Executor:\n    pass\n",
     }
     monkeypatch.syspath_prepend(str(write_files(tmp_path, files)))
-    found = sorted(each.detail.partition(":")[2].partition(" (")[0].strip() for each in _plugins())
+    failed = [each.detail for each in _plugins() if each.state == FAILED]
+    found = sorted(detail.partition(":")[2].partition(" (")[0].strip() for detail in failed)
     assert found == ["plug_code has no 'Absent'", "there is no module 'no_such_plug'"]

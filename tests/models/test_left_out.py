@@ -1,6 +1,8 @@
 """No tensor is left out of a model, or made up, that is not what the model makes of the others: by any reader."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ from safetensors.torch import load_file, save_file
 from nemotron_steps.engine.policy.hf_model import load_hf_model
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.errors import ArtifactError
+from nemotron_steps.models.huggingface import WeightReader
 from nemotron_steps.models.megatron_checkpoint import (
     convert_hf_to_megatron,
     convert_megatron_to_hf,
 )
+from nemotron_steps.steps.preflight import check_tensors
 from tests.engine.policy.batches import policy_config, rl_loss
 from tests.models.checkpoints import write_checkpoint
 
@@ -63,3 +67,13 @@ def test_every_reader_takes_the_model_whole_or_refuses_it(case: str, tmp_path: P
         before, after = (load_hf_model(each, activation_checkpointing=False) for each in (source, tmp_path / "out"))
         ids = torch.arange(3, 20)[None]
         torch.testing.assert_close(after(ids).logits, before(ids).logits, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("read", [WeightReader, check_tensors])
+def test_a_tensor_in_two_files_is_refused_with_both(read: Callable[[Path], object], tmp_path: Path) -> None:
+    write_checkpoint("qwen3_tied", tmp_path)
+    weights = (tmp_path / "model.safetensors").rename(tmp_path / "one.safetensors")
+    shutil.copyfile(weights, tmp_path / "other.safetensors")
+    with pytest.raises(ArtifactError, match="two weights files have the tensor") as caught:
+        read(tmp_path)
+    assert caught.value.found == "one.safetensors and other.safetensors"

@@ -162,7 +162,7 @@ def test_a_judge_and_an_evaluated_model_have_positions_for_what_is_asked_of_them
     judge = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
     for key, length in (
         (f"{judge}.model", f"{judge}.max_total_sequence_length"),
-        ("model", "generation.max_new_tokens"),
+        ("model", "evaluation.max_total_sequence_length"),
     ):
         manifest = StepManifest(step=StepTable(id="rl"), consumes=(Consumes(type="hf", name="it", bind=key),))
         values = pasted({}, f"{length}=4096")

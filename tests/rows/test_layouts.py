@@ -152,6 +152,11 @@ PAIRS: dict[str, tuple[dict[str, Any], list[Message], list[Message]]] = {
         [USER],
         [{"role": "assistant", "content": '{"role": "user"}'}],
     ),
+    "an answer that is JSON with arguments, and no tools": (
+        {"prompt": "1 + 1?", "chosen": '{"arguments": 1}', "rejected": '[{"name": "f", "arguments": {}}]'},
+        [USER],
+        [{"role": "assistant", "content": '{"arguments": 1}'}],
+    ),
 }
 
 

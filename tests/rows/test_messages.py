@@ -10,7 +10,12 @@ from nemotron_steps.errors import DataError
 from nemotron_steps.rows.messages import read_messages, read_tools, written
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-TOOLS = [{"type": "function", "function": {"name": "f"}}]
+NULLABLE = {
+    "b": {"type": ["string", "null"]},
+    "c": {"anyOf": [{"type": "null"}]},
+    "d": {"properties": {"f": {"enum": ["x", None]}}},
+}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": NULLABLE}}}]
 
 
 def called(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -35,8 +40,8 @@ MESSAGES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
         [said(tool_calls=[called({"x": None}), called({})])],
     ),
     "padded arguments": (
-        [said(tool_calls=[called({"a": 1, "x": None, "d": {"e": None}})])],
-        [said(tool_calls=[called({"a": 1, "d": {}})])],
+        [said(tool_calls=[called({"a": 1, "x": None, "b": None, "c": None, "d": {"e": None, "f": None}})])],
+        [said(tool_calls=[called({"a": 1, "b": None, "c": None, "d": {"f": None}})])],
     ),
     "arguments of others": (
         [said(tool_calls=[{"name": "f", key: {"a": 1}} for key in ("parameters", "args", "input")])],

@@ -30,7 +30,9 @@ FILES = {
     "if json: import scratch.part\nopen('answers.json')\nopen('seen.txt', 'a')\n"
     "LOG = Path('own.log')\nLOG.open('w')\nopen('catalog.json')  # changelog\nopen('names')\nopen('rules/other.md')\n"
     "for each in (HERE / 'rules').glob('*.rule'): row['output']\nlistdir('words')\n"
-    "import_module(f'{name}')\nsave(load('saved.npy'))\n",
+    "import_module(f'{name}')\nsave(load('saved.npy'))\nopen('//')\nopen('/" + 5000 * "x" + "')\n"
+    "LISTED = ['first.md']\nOUT = Path('made')\nOUT.mkdir()\n(OUT / 'scores.json').write_text('')\n"
+    "HERE.rglob('*.deep')\nHERE.glob('*/*.low')\n",
     "helper.py": "def f():\n    from deeper import (\n        x,\n    )\n",
     "deeper.py": "import importlib\nx = importlib.import_module('called')\n",
     "called.py": "",
@@ -40,6 +42,10 @@ FILES = {
     "saved.npy": "",
     "own.log": "",
     "names": "",
+    "first.md": "",
+    "made/scores.json": "",
+    "nested/far/below.deep": "",
+    "nested/one.low": "",
     "rules/one.rule": "",
     "rules/other.md": "",
     "words/deep/one": "",
@@ -57,6 +63,8 @@ FILES = {
     "templates/judge.jinja": "{{ text }}",
     "words.txt": "",
     "tokens/tokenizer.json": "{}",
+    "tokens/deep/.settings": "",
+    "tokens/.cache": "",
     "tokens/model.safetensors": "",
     "adapter/adapter_model.safetensors": "",
     "adapter/__pycache__/x.pyc": "",
@@ -188,6 +196,10 @@ SAID = [
         ("own.log", None),
         ("saved.npy", "file saved.npy"),
         ("rules/one.rule", "file one.rule"),
+        ("first.md", "file first.md"),
+        ("made/scores.json", None),
+        ("nested/far/below.deep", "file below.deep"),
+        ("nested/one.low", "file one.low"),
         ("words/deep/one", "file one"),
         ("words/.hidden", None),
         ("lib/tables/one.csv", "file one.csv"),
@@ -200,6 +212,8 @@ SAID = [
         ("judge/config.json", "file env.nemo_gym.judge_model.responses_api_models.vllm_model.model"),
         ("templates/judge.jinja", f"file {SETTINGS}.plugin.prompt_template"),
         ("tokens/model.safetensors", None),
+        ("tokens/deep/.settings", f"file {SETTINGS}.plugin.tokenizer"),
+        ("tokens/.cache", None),
         ("adapter/adapter_model.safetensors", f"file {SETTINGS}.plugin.adapter"),
         ("adapter/__pycache__/x.pyc", None),
         ("output/report.txt", None),
@@ -232,7 +246,7 @@ SAID = [
         ("site/plugin/rules.py", "code: plugin/rules.py"),
         ("words.txt", f"file {SETTINGS}.plugin.word_lists.0"),
         ("site/row_agents.py", None),  # its rows all go to evaluation.environment
-        ("nemotron_steps/engine/losses/policy_gradient.py", None),
+        ("nemotron_steps/engine/supervised/training.py", None),
     ),
     *rows_of(
         PREPARE,

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.runs.context import JsonLines
+from nemotron_steps.errors import StepFailedError
+from nemotron_steps.runs.context import JsonLines, plain_context
 
 
 @pytest.mark.parametrize(
@@ -27,3 +28,10 @@ def test_a_record_is_a_line_of_its_own_behind_whatever_was_there(
     lines.write({"a": 1})
     lines.close()
     assert file.read_text() == after
+
+
+def test_a_port_that_there_is_not_is_told_with_those_there_are(tmp_path: Path) -> None:
+    context = plain_context(None, tmp_path, outputs={"model": "checkpoint_hf"}, step_id="own/one")
+    with pytest.raises(StepFailedError, match="step 'own/one' asks for its output 'modle'") as caught:
+        context.outputs["modle"]
+    assert caught.value.expected == "model" and context.inputs.get("rows") is None

@@ -6,7 +6,7 @@ import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.runs.locks import hold
-from nemotron_steps.runs.recorder import record_death
+from nemotron_steps.runs.recorder import kept, record_death
 from nemotron_steps.runs.run_folder import RunFolder, get_run, read_events
 
 STATES = {"a": "ran", "b": "cached", "c": "reused", "d": "running", "e": "pending"}
@@ -36,3 +36,11 @@ def test_a_run_that_somebody_works_on_is_left_to_them(folder: RunFolder) -> None
     with hold(folder.lock, {}, lambda holder: None):
         record_death(store, "r1", "exit code 1")
     assert folder.load().status == "running" and not read_events(store, "r1")
+
+
+def test_no_checkpoint_is_promised_that_is_not_there(tmp_path: Path) -> None:
+    steps, store = {"a": {"state": "ran"}, "b": {"state": "running", "cache_key": "k"}}, ArtifactStore(tmp_path)
+    assert kept(steps, store) == "kept: a; b has no checkpoint yet and begins anew"
+    for name in ("step_00000004", "step_00000012", "step_00000016.partial"):
+        (tmp_path / "work/k/work/checkpoints" / name).mkdir(parents=True)
+    assert kept(steps, store) == "kept: a; b up to checkpoint 12"

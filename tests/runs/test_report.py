@@ -104,10 +104,16 @@ def test_report_of_a_failed_run_has_its_last_attempts_error_traceback_and_advice
     assert "error[" not in text and "attempt 3" in text
 
 
-def test_runs_are_compared_curve_by_curve(store: ArtifactStore) -> None:
-    runs = [run(store, train={"steps": steps}) for steps in (5, 6)]
-    page = Page(write_comparison([each.folder for each in runs], store).read_text())
-    assert all(each.id in page.text for each in runs)
+def test_runs_are_compared_curve_by_curve_with_what_differs_and_what_makes_them_unlike(store: ArtifactStore) -> None:
+    asked = [{"targets": ["toy/train"], "overrides": [f"steps={steps}"], "name": f"of {steps}"} for steps in (5, 6)]
+    runs = [run(store, request=each, train={"steps": steps}) for each, steps in zip(asked, (5, 6), strict=True)]
+    path, found = write_comparison([each.folder for each in runs], store)
+    page = Page(path.read_text())
+    assert all(page.text.count(each["name"]) > 3 for each in asked)  # in the legend and each table
     drawn = [value for tag, name, value in page.attributes if tag == "svg" and name == "aria-label"]
     lines = [value for tag, name, value in page.attributes if tag == "path" and name == "class"]
     assert sorted(drawn) == ["loss", "sum"] and lines == ["line"] * 4
+    assert found["requests"] == {"steps": ["5", "6"]} and found["configs"] == {"toy/train": {"steps": [5, 6]}}
+    first, second = found["results"]["toy/train"]["sum"]
+    assert second["value"]["after"] - first["value"]["after"] == second["difference"] and "difference" not in first
+    assert found["unlike"] == []

@@ -179,7 +179,7 @@ def test_asked_to_stop_amid_committing_it_stops_behind_it(
 
     store = ArtifactStore(tmp_path)
     monkeypatch.setattr(COMMIT_SEQUENCE[moment], moment, stop_first)
-    with pytest.raises(InterruptedRunError, match="interrupted by SIGTERM; kept: toy/make, and"):
+    with pytest.raises(InterruptedRunError, match="interrupted by SIGTERM; kept: toy/make"):
         run(store)
     assert [step.state for step in run(store).steps] == ["cached", "ran"]
 

@@ -24,12 +24,19 @@ def test_an_instance_that_diverged_is_not_left_out_of_the_mean(reward: object) -
     assert str(measures["loss"]) == "1 ± 0"
 
 
-def test_what_differs_in_more_than_a_seed_has_a_row_of_its_own() -> None:
-    runs = [("a", "1"), ("a", "2"), ("b", "1")]
+def test_what_differs_in_more_than_a_seed_has_a_row_named_by_its_value_and_the_difference_to_the_first() -> None:
+    runs = [("0.1", "1", 1.0), ("0.1", "2", 3.0), ("1/3", "1", 7.0)]
     made = [
-        Outcome(f"t-{model}-{seed}", {"x": 1.0}, "t", {"train.model": model, "train.seed": seed})
-        for model, seed in runs
+        Outcome(f"t-m_{at}-{seed}", {"x": {"before": 0, "after": x}}, "t", {"t.opt.lr": lr, "t.seed": seed})
+        for at, (lr, seed, x) in enumerate(runs)
     ]
-    ((title, table),) = spread_tables(made).items()
-    assert title == "over train.model and train.seed" and list(table) == ["t-a", "t-b"]
-    assert (str(table["t-a"]["x"]), str(table["t-b"]["x"])) == ("1 ± 0", "1")
+    table = {row: {"y": value} for row, value in (("t-m_0-1", 1.0), ("t-m_1-2", 2.0), ("t-m_2-1", 4.5))}
+    tables = spread_tables([*made, Outcome("compare", {"sizes": table})])
+    assert {title: {row: str(*cells.values()) for row, cells in rows.items()} for title, rows in tables.items()} == {
+        "over t.opt.lr and t.seed": {"lr=0.1": "2 ± 1.414", "lr=1/3": "7 (+5)"},
+        "compare: sizes": {"t lr=0.1": "1.5 ± 0.7071", "t lr=1/3": "4.5 (+3)"},
+    }
+    lower = Outcome("t-c", {"x": {"before": 0, "after": 1.5, "standard_error": {"after": 0.4}}}, "t", {"lr": "c"})
+    first = Outcome("t-b", {"x": {"before": 0, "after": 1.0, "standard_error": {"after": 0.3}}}, "t", {"lr": "b"})
+    ((_, rows),) = spread_tables([first, lower]).items()
+    assert str(rows["lr=c"]["x"]) == "1.5 (+0.5 ± 0.5)"

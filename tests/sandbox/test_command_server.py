@@ -49,6 +49,11 @@ def test_a_command_that_cannot_begin_is_a_result(ask: Ask, argv: tuple[str, ...]
     assert ended(ask("true", cwd="/no/such/folder"))[:2] == ("exited", 127)
 
 
+def test_an_interrupt_of_a_command_ends_no_session_and_commands_can_be_interrupted(ask: Ask) -> None:
+    assert ended(ask("sh", "-c", "kill -INT $PPID; echo on"))[:3] == ("exited", 0, "on\n")
+    assert ended(ask("sh", "-c", "kill -INT $$; echo on"))[:3] == ("exited", 130, "")
+
+
 @pytest.mark.parametrize(
     ("written", "outcome", "kept"),
     [(9, "exited", 9), (10, "exited", 10), (11, "output_limit", 10), (100_000, "output_limit", 10)],
@@ -82,6 +87,13 @@ def test_what_has_left_the_group_holds_no_answer_up_beyond_the_time_of_its_comma
     left = f"setsid sh -c ': > left; {holds}' & while [ ! -e left ]; do :; done; exit 3"
     answer = ask("sh", "-c", left, wall_s=3.0, output_bytes=1000, cwd=str(tmp_path))
     assert answer["outcome"] == outcome and 3 <= answer["wall_s"] < 20
+
+
+@pytest.mark.parametrize("without", ["sys.modules['ctypes'] = None", "import ctypes; ctypes.CDLL = lambda _: object()"])
+def test_a_server_that_its_commands_could_write_for_does_not_begin(without: str) -> None:
+    words = [sys.executable, "-c", f"import sys; {without}\n{COMMAND_SERVER}", "0", "1", "together"]
+    ended = subprocess.run(words, input=b"", capture_output=True)
+    assert ended.returncode == 1 and b"cannot keep its files from its commands" in ended.stderr
 
 
 def test_commands_leave_no_descriptor_and_no_process(ask: Ask, server: subprocess.Popen[bytes]) -> None:

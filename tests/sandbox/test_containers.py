@@ -137,10 +137,19 @@ def test_an_engine_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_an_image_that_cannot_be_started_is_told(engine) -> None:
     engine("echo no such image >&2; exit 125")
-    session = ContainerSession("docker", "image", asyncio.Semaphore(1))
+    session = ContainerSession("docker", "image", asyncio.Semaphore(0))
     with pytest.raises(SandboxError, match="ended before its first command") as caught:
         asyncio.run(session.__aenter__())
     assert caught.value.found == "no such image\n"
+    assert (caught.value.where, caught.value.hints) == ("image", ("docker pull image",))
+
+
+def test_an_image_that_takes_too_long_to_come_is_told(engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nemotron_steps.sandbox.session.ENGINE_TIMEOUT_S", 0.5)
+    engine("echo Pulling >&2; sleep 60")
+    with pytest.raises(SandboxError, match="ended before its first command") as caught:
+        asyncio.run(ContainerSession("docker", "image", asyncio.Semaphore(1)).__aenter__())
+    assert (caught.value.where, caught.value.found) == ("image", "Pulling\n")
 
 
 RUNS = 'while [ "$1" != repo.sif ]; do shift; done; shift; exec "$@"'
@@ -169,6 +178,25 @@ def over(script: str, **limits: float) -> Outcome:
             return caught.value.outcome
 
     return asyncio.run(body())
+
+
+@pytest.mark.parametrize(("does", "outcome"), [("sleep 60", Outcome.TIMEOUT), ("kill -9 $PPID", Outcome.MEMORY_LIMIT)])
+def test_a_session_out_of_time_or_memory_says_so_and_its_container_is_removed_though_that_takes_long(
+    engine, tmp_path: Path, does: str, outcome: Outcome
+) -> None:
+    # Never `alone` here: the server would kill what is not the session's.
+    script = engine('while [ "$1" != repo:1 ]; do shift; done; exec python3 "$2" "$3" "$4" 0 1 together')
+    script.write_text(script.read_text().replace("esac", f"rm) sleep 2; echo gone >> {tmp_path}/removed;; esac"))
+
+    async def body() -> Outcome:
+        session = ContainerSession("docker", "repo:1", asyncio.Semaphore(1), limits=Limits(wall_s=1.0), command_s=30.0)
+        async with session:
+            with pytest.raises(SessionOverError) as caught:
+                await session.run(["sh", "-c", does])
+        return caught.value.outcome
+
+    assert asyncio.run(body()) is outcome
+    assert (tmp_path / "removed").read_text() == "gone\n"
 
 
 def test_a_session_that_is_killed_was_killed_for_memory(apptainer: Callable[[str], None]) -> None:

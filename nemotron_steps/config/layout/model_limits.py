@@ -32,7 +32,6 @@ _LENGTHS: dict[str, tuple[str, ...]] = {
     POLICY: (),
     "model": (
         "evaluation.max_total_sequence_length",
-        "generation.max_new_tokens",
         "difficulty.max_total_sequence_length",
     ),
 }

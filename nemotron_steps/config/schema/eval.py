@@ -18,7 +18,8 @@ class EvaluationConfig(Section):
     """Grades every row; None: each row's own environment."""
     max_prompts: PositiveInt | None = None
     samples_per_prompt: PositiveInt = 1
-    max_total_sequence_length: PositiveInt = 4096
+    max_total_sequence_length: PositiveInt | None = None
+    """None: 4096, or what the model was made for where that is less."""
     max_turns: PositiveInt = 1
     """Turns of a conversation with tools, as `grpo.max_rollout_turns`."""
     precision: Literal["float32", "bfloat16"] = "float32"

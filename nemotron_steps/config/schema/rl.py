@@ -166,6 +166,9 @@ class CheckpointingConfig(Section):
 class HeldoutConfig(Section):
     """`heldout.*`: grading before and after training on prompts that training never sees."""
 
+    share: float | None = Field(None, ge=0, lt=1)
+    """Of the distinct training prompts, held out where no prompts are given for it. None: a tenth, 64 at most, of 50 or
+    more prompts of the user's own (data_prep/import_prompts) that have no validation rows either."""
     environment: str | None = None
     """Grades every held-out row; None: each row's own environment. A rule here checks what a judge claims."""
     max_prompts: PositiveInt | None = None

@@ -119,7 +119,8 @@ class FailureWatch:
         self._failed.update((each.environment, each.failure) for each in failed)
         together = self._together.setdefault(number, _Together())
         together.failed[prompt.index] = failed
-        together.answered |= not has_no_verdict(group)
+        late = all(each.failure == STRAGGLED for each in failed)  # which is the deadline's doing, not the graders'
+        together.answered |= late or not has_no_verdict(group)
         if is_ungraded(group):
             self._retried[prompt.index] = number
             together.retried.add(prompt.index)
@@ -165,6 +166,8 @@ def _nothing_graded(failed: Sequence[Failed], what: str) -> StepsError:
     broken = [each for each in failed if each.failure in BROKEN]
     if broken:
         return _broken(broken, what)
+    if all(each.failure == STRAGGLED for each in failed):
+        return EngineError(what, **_told(failed, "grpo.async_grpo.straggler_deadline_s=null"))
     shown = f"steps env show {failed[0].environment}   # its settings, and what its rows need"
     return EngineError(what, **_told(failed, failed[0].hint or shown))
 

@@ -105,6 +105,12 @@ class _SquaredRelu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, states: Tensor) -> Tensor:
+        if states.is_cuda:
+            from nemotron_steps.engine.kernels.triton_kernels import squared_relu_forward
+
+            states = states.contiguous()
+            ctx.save_for_backward(states)
+            return squared_relu_forward(states)
         positive = F.relu(states)
         ctx.save_for_backward(positive)
         return positive * positive
@@ -112,8 +118,12 @@ class _SquaredRelu(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (positive,) = ctx.saved_tensors
-        product: Tensor = grad * positive
+        (kept,) = ctx.saved_tensors
+        if kept.is_cuda:
+            from nemotron_steps.engine.kernels.triton_kernels import squared_relu_backward
+
+            return squared_relu_backward(kept, grad.contiguous())
+        product: Tensor = grad * kept
         return product.mul_(2.0)
 
 

@@ -1,6 +1,6 @@
-"""CUDA kernels in Triton: SwiGLU, QKV projection to rotated heads, softmax of logits. One pass over memory each, in
-float32 inside. Not specialised on numbers of tokens, or kernels would be compiled again in the first step whose count
-is a multiple of 16. Imported only on CUDA, and by tests in Triton's interpreter."""
+"""CUDA kernels in Triton: SwiGLU, relu², QKV projection to rotated heads, softmax of logits. One pass over memory each,
+in float32 inside. Not specialised on numbers of tokens, or kernels would be compiled again in the first step whose
+count is a multiple of 16. Imported only on CUDA, and by tests in Triton's interpreter."""
 
 from typing import Any
 
@@ -51,6 +51,37 @@ def swiglu_backward(gate_up: Tensor, grad: Tensor) -> Tensor:
     result = torch.empty_like(gate_up)
     if rows:
         _swiglu_backward[(rows, triton.cdiv(width, 1024))](gate_up, grad, result, width, BLOCK=1024)
+    return result
+
+
+@triton.jit(do_not_specialize=["size"])
+def _squared_relu_forward(states, out, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    positive = tl.maximum(tl.load(states + at, mask=at < size, other=0.0).to(tl.float32), 0.0)
+    tl.store(out + at, (positive * positive).to(out.dtype.element_ty), mask=at < size)
+
+
+@triton.jit(do_not_specialize=["size"])
+def _squared_relu_backward(states, grad, grad_states, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    positive = tl.maximum(tl.load(states + at, mask=at < size, other=0.0).to(tl.float32), 0.0)
+    given = tl.load(grad + at, mask=at < size, other=0.0).to(tl.float32)
+    tl.store(grad_states + at, (2.0 * given * positive).to(grad_states.dtype.element_ty), mask=at < size)
+
+
+def squared_relu_forward(states: Tensor) -> Tensor:
+    """max(0, states)², contiguous, of any shape."""
+    out, size = torch.empty_like(states), states.numel()
+    if size:
+        _squared_relu_forward[(triton.cdiv(size, 1024),)](states, out, size, BLOCK=1024)
+    return out
+
+
+def squared_relu_backward(states: Tensor, grad: Tensor) -> Tensor:
+    """Gradient of the states from that of the result, both contiguous."""
+    result, size = torch.empty_like(states), states.numel()
+    if size:
+        _squared_relu_backward[(triton.cdiv(size, 1024),)](states, grad, result, size, BLOCK=1024)
     return result
 
 

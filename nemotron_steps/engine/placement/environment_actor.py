@@ -1,23 +1,27 @@
 """The environments in an actor, so that grading is off the driver's event loop, and judges in actors.
 
 Rows are checked and routed in the driver, by environments that are never started; what takes time runs in the actor.
-One that dies takes the rollouts with it that it was grading, and so ends the run, which a resume goes on with.
+One that dies is replaced, MAX_RESTARTS times in a run: sessions that it held are lost, and their rollouts with them.
 """
 
 # ruff: noqa: D102  Environment and Judge say what each method does
 
+from __future__ import annotations
+
+import asyncio
 import hashlib
-import itertools
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from nemotron_steps.config.schema.rl import VllmModelConfig
 from nemotron_steps.engine.workers.workers import (
+    PING_SECONDS,
     SILENT_SECONDS,
     START_SECONDS,
     Worker,
@@ -42,6 +46,8 @@ from nemotron_steps.errors import JudgeUnavailableError, WorkerLostError
 from nemotron_steps.waiting import waiting
 
 _LOG = logging.getLogger(__name__)
+MAX_RESTARTS = 20
+"""Deaths of the environments' actor in a run, after which everything that is asked of it fails."""
 
 
 class JudgeWorker(WorkerProcess):
@@ -129,9 +135,9 @@ Judges = Mapping[str, "Judge | partial[Judge]"]
 
 @dataclass(frozen=True)
 class Place:
-    """The state of a session that lives in the actor."""
+    """The state of a session that lives in the actor, by a name that no session of another actor has."""
 
-    number: int
+    name: str
 
 
 class EnvironmentWorker(WorkerProcess):
@@ -140,8 +146,7 @@ class EnvironmentWorker(WorkerProcess):
     def __init__(self, judges: Judges) -> None:
         self._judges = {role: judge() if isinstance(judge, partial) else judge for role, judge in judges.items()}
         self._environments: dict[str, Environment] = {}
-        self._sessions: dict[int, Session] = {}
-        self._numbers = itertools.count()
+        self._sessions: dict[str, Session] = {}
 
     async def add(self, name: str, environment: type[Environment], config: EnvironmentConfig) -> None:
         """Create an environment."""
@@ -160,9 +165,9 @@ class EnvironmentWorker(WorkerProcess):
     async def seed(self, name: str, row: Row) -> Session:
         """A new session, as the driver has it."""
         session = await self._environments[name].seed(row)
-        number = next(self._numbers)
-        self._sessions[number] = session
-        return Session(tools=session.tools, state=Place(number))
+        place = Place(uuid.uuid4().hex)
+        self._sessions[place.name] = session
+        return Session(tools=session.tools, state=place)
 
     async def ask(self, name: str, method: str, *arguments: Any) -> Any:
         """What a method of an environment answers."""
@@ -170,8 +175,11 @@ class EnvironmentWorker(WorkerProcess):
         return await getattr(self._environments[name], method)(*found)
 
     def _here(self, given: Any) -> Any:
-        lives_here = isinstance(given, Session) and isinstance(given.state, Place)
-        return self._sessions[given.state.number] if lives_here else given
+        if not isinstance(given, Session) or not isinstance(given.state, Place):
+            return given
+        if given.state.name not in self._sessions:
+            raise WorkerLostError("a session is lost with the process that held it", where="the worker `environments`")
+        return self._sessions[given.state.name]
 
     async def start_step(self, step: str) -> None:
         """Tell the judges behind HTTP, which live here, the training step."""
@@ -179,27 +187,28 @@ class EnvironmentWorker(WorkerProcess):
             if isinstance(judge, HttpJudge):
                 judge.start_step(step)
 
-    async def release(self, name: str, number: int) -> None:
-        await self._environments[name].release(self._sessions.pop(number))
+    async def release(self, name: str, place: Place) -> None:
+        if place.name in self._sessions:
+            await self._environments[name].release(self._sessions.pop(place.name))
 
 
 class PlacedEnvironment(Environment):
     """The driver's side of an environment; `local` is its twin here, `label` the worker's name for it."""
 
-    def __init__(self, local: Environment, worker: Worker, label: str) -> None:
+    def __init__(self, local: Environment, home: PlacedEnvironmentSet, label: str) -> None:
         super().__init__(local.config, {})
         self.name = local.name  # type: ignore[misc]
         self.judges_groups = local.judges_groups  # type: ignore[misc]
         self.runs_agent = local.runs_agent  # type: ignore[misc]
         self.reward_range, self.usual_range = local.reward_range, local.usual_range
-        self._local, self._worker, self._label = local, worker, label
+        self.local, self.label, self._home = local, label, home
         # Sessions that hold nothing need no actor, and there are as many as rollouts.
         kind = type(local)
         self._stateless = kind.seed is Environment.seed and kind.release is Environment.release
 
     async def seed(self, row: Row) -> Session:
         if self._stateless:
-            return await self._local.seed(row)
+            return await self.local.seed(row)
         session: Session = await self._ask("seed", row)
         return session
 
@@ -208,14 +217,14 @@ class PlacedEnvironment(Environment):
         return output
 
     async def follow_up(self, row: Row, response: Response, session: Session) -> str | None:
-        if type(self._local).follow_up is Environment.follow_up:
+        if type(self.local).follow_up is Environment.follow_up:
             return None
         question: str | None = await self._ask("ask", "follow_up", row, response, session)
         return question
 
     async def run_agent(self, row: Row, sampling: dict[str, Any]) -> AgentRun:
         """See Environment. It only talks to a server, and the policy's endpoint is on the driver's machine."""
-        return await self._local.run_agent(row, sampling)
+        return await self.local.run_agent(row, sampling)
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         return (await self.verify_group(row, [response], [session]))[0]
@@ -228,10 +237,20 @@ class PlacedEnvironment(Environment):
 
     async def release(self, session: Session) -> None:
         if not self._stateless:
-            await self._ask("release", session.state.number)
+            await self._ask("release", session.state)
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
-        return await answer(self._worker.call(method, self._label, *arguments), self._worker)
+        """What the actor answers; asked again if it dies."""
+        for last in (False, True):
+            worker = self._home.worker
+            try:
+                return await answer(worker.call(method, self.label, *arguments), worker)
+            except JudgeLostError:
+                raise
+            except WorkerLostError:
+                if last or not await self._home.replaced(worker):  # a loss inside the environment
+                    raise
+        raise AssertionError
 
 
 class PlacedEnvironmentSet(EnvironmentSet):
@@ -241,13 +260,16 @@ class PlacedEnvironmentSet(EnvironmentSet):
         self,
         options: Mapping[str, Mapping[str, Any]],
         judges: Mapping[str, Judge],
-        worker: Worker,
+        start_worker: Callable[[], Worker],
         *,
         only: str | None = None,
     ) -> None:
         super().__init__(options, judges, only=only)
-        self.worker = worker
+        self.restarts, self._start_worker, self._started = 0, start_worker, False
+        self._step: str | None = None
+        self._replacing: asyncio.Task[bool] | None = None
         self._placed: dict[int, PlacedEnvironment] = {}
+        self.worker = start_worker()
 
     def get(self, name: str) -> Environment:
         local = super().get(name)
@@ -255,15 +277,48 @@ class PlacedEnvironmentSet(EnvironmentSet):
             label = f"{local.name} {len(self._placed)}"
             adding = self.worker.call("add", label, type(local), local.config)
             result_of(adding, self.worker, timeout_s=START_SECONDS)
-            self._placed[id(local)] = PlacedEnvironment(local, self.worker, label)
+            self._placed[id(local)] = PlacedEnvironment(local, self, label)
         return self._placed[id(local)]
 
     async def start(self) -> None:
+        self._started = True
         await answer(self.worker.call("start"), self.worker)
+
+    async def replaced(self, lost: Worker) -> bool:
+        """See to it that another actor takes the place of a dead or silent one. False: it is well."""
+        if self.worker is not lost:
+            return True
+        if self._replacing is None or self._replacing.done():  # whoever comes first does it, and the others wait
+            self._replacing = asyncio.ensure_future(self._replace(lost))
+        return await asyncio.shield(self._replacing)
+
+    async def _replace(self, lost: Worker) -> bool:
+        ping = asyncio.wrap_future(lost.beside("ping").future())
+        done, _ = await asyncio.wait({ping}, timeout=PING_SECONDS)
+        if done and ping.exception() is None:
+            return False
+        if self.restarts >= MAX_RESTARTS:
+            raise lost.lost(f"it has died {self.restarts + 1} times")
+        self.restarts += 1
+        _LOG.warning("the worker `%s` is lost and replaced (%d of %d)", lost.name, self.restarts, MAX_RESTARTS)
+        stop_workers([lost])
+        worker = await asyncio.to_thread(self._start_worker)
+        for placed in self._placed.values():
+            await answer(worker.call("add", placed.label, type(placed.local), placed.local.config), worker)
+        if self._started:
+            await answer(worker.call("start"), worker)
+        if self._step is not None:
+            await answer(worker.call("start_step", self._step), worker)
+        self.worker = worker
+        return True
 
     def start_step(self, step: str) -> None:
         """Name the training step that the following questions of judges behind HTTP belong to."""
-        result_of(self.worker.call("start_step", step), self.worker, timeout_s=SILENT_SECONDS)
+        self._step = step
+        try:
+            result_of(self.worker.call("start_step", step), self.worker, timeout_s=SILENT_SECONDS)
+        except WorkerLostError as error:  # whoever asks it next replaces it, and tells the new one
+            _LOG.warning("%s", error.what)
 
     async def close(self) -> None:
         """See EnvironmentSet. What runs agents does so here, and is closed here as well."""

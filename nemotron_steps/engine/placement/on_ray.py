@@ -274,10 +274,14 @@ def place_graders(
         if role not in placed
     }
     here = placed | {role: judge() for role, judge in served.items()}
-    options = [cluster.beside_driver()]
-    workers = start_workers(EnvironmentWorker, ["environments"], options, [placed | served], device=False)
-    resources.callback(stop_workers, workers)
-    return placed, PlacedEnvironmentSet(env.nemo_gym.environments, here, *workers, only=env.only_environment)
+
+    def start() -> Worker:
+        options = [cluster.beside_driver()]
+        return start_workers(EnvironmentWorker, ["environments"], options, [placed | served], device=False)[0]
+
+    environments = PlacedEnvironmentSet(env.nemo_gym.environments, here, start, only=env.only_environment)
+    resources.callback(lambda: stop_workers([environments.worker]))
+    return placed, environments
 
 
 def chosen_judges(gym: NemoGymConfig, roles: Collection[str]) -> dict[str, VllmModelConfig]:

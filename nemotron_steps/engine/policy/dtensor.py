@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from nemotron_steps.config.families import rope_type
 from nemotron_steps.config.schema.policy import PolicyConfig, TorchOptimizerConfig
 from nemotron_steps.engine.batching import select_rows
 from nemotron_steps.engine.losses.loss import (
@@ -40,7 +41,7 @@ from nemotron_steps.engine.policy.micro_batches import on_device, plan_micro_bat
 from nemotron_steps.engine.policy.optimizer import MOMENTS, TorchLearningRate, refuse_non_finite
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.errors import ConfigError, EngineError
+from nemotron_steps.errors import ConfigError, EngineError, UnsupportedError
 from nemotron_steps.models.adapters import low_rank_sum, save_adapter
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.distributed_checkpoint import load_tensors, stage_tensors
@@ -84,6 +85,9 @@ class DTensorPolicy:
                 hf = load_hf_model(Path(temporary), activation_checkpointing=recompute)
         else:
             hf = load_hf_model(Path(checkpoint_path), activation_checkpointing=recompute)
+        self._rope = rope_type(hf.config.get_text_config().to_dict())
+        longest = max(config.max_total_sequence_length, getattr(config, "max_total_sequence_length_end", None) or 0)
+        self._check_width(longest + -longest % config.make_sequence_length_divisible_by)
         lora = config.dtensor_cfg.lora_cfg
         self._adapters = HfAdapters(hf, lora, seed=seed) if lora.enabled else None
         self.model = LogprobModel(
@@ -308,11 +312,24 @@ class DTensorPolicy:
         ids = batch.input_ids[torch.as_tensor(rows), :width].to(self.device)
         cells = layout.cells.to(self.device)
         padding = -width % self.config.make_sequence_length_divisible_by
+        self._check_width(width + padding)
         source = cells - 1 + cells // width * padding  # cells of the padded rows
         logprobs, entropy = self.model(F.pad(ids, (0, padding)), source, layout.targets.to(self.device))
         flat = torch.zeros(layout.shape[0] * width, device=self.device)
         scattered = [flat.index_copy(0, cells, values).view(layout.shape) for values in (logprobs, entropy)]
         return scattered[0], scattered[1], layout
+
+    def _check_width(self, width: int) -> None:
+        """UnsupportedError where transformers would take the positions of a micro-batch's rows from its longest."""
+        kind, fixed = self._rope
+        if fixed is not None and width > fixed:
+            raise UnsupportedError(
+                f"rows longer than {fixed} positions would change the rows beside them (rope_type {kind})",
+                where="policy.max_total_sequence_length",
+                expected=f"at most {fixed}, padding included (policy.make_sequence_length_divisible_by)",
+                found=str(width),
+                hints=(f"policy.max_total_sequence_length={fixed} policy.make_sequence_length_divisible_by=1",),
+            )
 
     def _agree_on_replicas(self) -> None:
         """Average gradients of what several ranks hold whole, or replicas would drift apart on a GPU."""

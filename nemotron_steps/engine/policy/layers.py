@@ -112,6 +112,10 @@ def flat_attention(query: Tensor, key: Tensor, value: Tensor, layout: TokenLayou
     # Split and not sliced: the gradient is then one concatenation, not a sum of tensors that are mostly zeros.
     sizes = [count, query.shape[0] - layout.padding - count, layout.padding]
     split = [torch.split(tensor, sizes) for tensor in (query, key, value)]
+    if gqa and query.is_cuda:  # where no fast kernel of torch takes grouped heads and a mask
+        times = query.shape[1] // key.shape[1]
+        split[1:] = [tuple(p.repeat_interleave(times, dim=1) for p in parts) for parts in split[1:]]
+        gqa = False
     whole_q, whole_k, whole_v = (_pad(parts[0], whole) for parts in split)
     # Padding is on the right, so causal attention never sees it from a real token.
     out = F.scaled_dot_product_attention(
@@ -201,6 +205,8 @@ def _works(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, 
             right = torch.tensor(expected, device=device).view(4, 1, 1).expand_as(found)
             if not torch.allclose(found.float(), right, atol=0.05, rtol=0.05):
                 raise RuntimeError("a wrong result")
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # of the compiler, or of a GPU with too little shared memory
         _LOG.warning(
             "%d heads of %d (%d of keys) in %s cannot use the packed attention kernels, torch's are used: %s",

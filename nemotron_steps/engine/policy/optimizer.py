@@ -66,7 +66,8 @@ class FlatAdamW:
                 for buffer in buffers:
                     squared += buffer.squared_norm()
                 for group in groups:
-                    dist.all_reduce(squared, group=group)
+                    if dist.get_world_size(group) > 1:
+                        dist.all_reduce(squared, group=group)
                 total += float(squared)
             norms.append(math.sqrt(total) if total >= 0 else math.nan)
         return norms

@@ -138,11 +138,11 @@ class RolloutCollector:
         version = self._sampler.generator.weight_version
         ends = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
         group = _GroupRequest(prompt, group_id, num_generations, environment, params or self.params, ends, version)
+        late = GradeResult.failed(STRAGGLED)
         if environment.runs_agent:
             self._sampler.bind()
             agents = {i: asyncio.ensure_future(self._run_agent(group, i)) for i in range(num_generations)}
             finished = await _in_time(agents, group)
-            late = GradeResult.failed(STRAGGLED)
             return self._group(group, [finished.get(i) or group.failed(i, late) for i in range(num_generations)])
         settings = self._plain
         sessions: dict[int, Session] = {}
@@ -158,10 +158,14 @@ class RolloutCollector:
                     return self._group(group, [group.failed(i, error.verdict) for i in range(num_generations)])
                 trajectories = await self._sample(group, settings, sessions, prompt_ids)
                 responses = {i: response_of(trajectory, settings.chat) for i, trajectory in trajectories.items()}
-                verdicts |= {i: GradeResult.failed(STRAGGLED) for i in sessions if i not in trajectories}
+                verdicts |= {i: late for i in sessions if i not in trajectories}
                 verdicts |= {i: t.failure for i, t in trajectories.items() if t.failure is not None}
                 judged = {i: response for i, response in responses.items() if i not in verdicts}
-                verdicts |= await self._judge(group, judged, sessions)
+                work = asyncio.ensure_future(self._judge(group, judged, sessions))
+                if ends is None or ends <= asyncio.get_running_loop().time():  # of a group that was cut, however long
+                    verdicts |= await work
+                else:
+                    verdicts |= (await _in_time({0: work}, group)).get(0, dict.fromkeys(judged, late))
         finally:
             self._sampler.cancel(f"{group_id}/")  # of rollouts that were late or cancelled
             for session in sessions.values():

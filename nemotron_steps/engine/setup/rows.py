@@ -6,10 +6,13 @@ A prompt is counted by its texts alone, without what the chat template and an en
 
 from __future__ import annotations
 
+import hashlib
+import json
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +26,7 @@ from nemotron_steps.config.schema.rl import JUDGE_ROLES, EnvConfig, RlConfig, Vl
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows, PromptStream, Rows, read_rows
 from nemotron_steps.environments.base import Environment, Row
 from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet
-from nemotron_steps.environments.judged.judges import Messages
+from nemotron_steps.environments.judged.judges import Messages, longer_context
 from nemotron_steps.environments.registry import agent_of, refuse_unread_settings
 from nemotron_steps.errors import ArtifactError, ConfigError, DataError, show_line
 from nemotron_steps.models.architecture import Architecture, hf_folder
@@ -190,13 +193,30 @@ def _text(row: PromptRow) -> str:
 class JudgeToBe:
     """Stands for a judge that is not loaded yet."""
 
-    def __init__(self, config: VllmModelConfig) -> None:
-        self._config = config
+    def __init__(self, role: str, config: VllmModelConfig) -> None:
+        self._role, self._config = role, config
         self._unwritten: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
         """Never asked."""
         raise AssertionError("rows are checked without a judge")
+
+    def refuse_longer(self, messages: Messages, where: str, *, max_tokens: int) -> None:
+        """DataError for a question, of the row at `where`, that fills the context; see MeasuringJudge."""
+        limit, texts = self._config.max_total_sequence_length, [message["content"] for message in messages]
+        if sum(len(text.encode()) for text in texts) < limit or self._tokenizer is None:
+            return
+        tokens = sum(len(each.ids) for each in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        if tokens < limit:
+            return
+        key = f"env.nemo_gym.{self._role}.responses_api_models.vllm_model.max_total_sequence_length"
+        raise DataError(
+            f"what {self._role} is asked about this row leaves no room for its answer",
+            where=where,
+            expected=f"fewer than {limit} tokens ({key})",
+            found=f"{tokens}, without the answers that it is to judge",
+            hints=(longer_context(key, tokens + max_tokens), *show_line(where)),
+        )
 
     def unwritten(self, messages: Messages) -> tuple[str, ...]:
         """Roles of a question that the judge's template refuses or leaves out; see MeasuringJudge."""
@@ -206,17 +226,28 @@ class JudgeToBe:
         return self._unwritten.get(own, ())
 
     def _left_out(self, own: tuple[str, ...]) -> tuple[str, ...]:
-        model = self._config.model
-        if self._config.backend == "http" or model is None or not (hf_folder(model) / "tokenizer.json").is_file():
-            return ()  # somebody else serves it, or it is not here yet
+        if self._folder is None:
+            return ()
         marked = [{"role": role, "content": f"what {role} said"} for role in ("user", *own)]
         try:
-            text = ChatFormat.from_folder(hf_folder(model)).render_text(marked)
+            text = ChatFormat.from_folder(self._folder).render_text(marked)
         except ArtifactError:  # without a template; who loads it says so
             return ()
         except (TemplateError, TypeError, ValueError):  # `raise_exception` of a role that it does not know
             return own
         return tuple(each["role"] for each in marked if each["content"] not in text)
+
+    @cached_property
+    def _folder(self) -> Path | None:
+        """None for a judge that somebody else serves, or that is not here yet."""
+        if self._config.backend == "http" or self._config.model is None:
+            return None
+        folder = hf_folder(self._config.model)
+        return folder if (folder / "tokenizer.json").is_file() else None
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer | None:
+        return _tokenizer(self._folder) if self._folder is not None else None
 
 
 @dataclass(frozen=True)
@@ -226,6 +257,8 @@ class RunRows:
     train: Sequence[PromptRow]
     validation: Sequence[PromptRow] = ()
     heldout: Sequence[PromptRow] = ()
+    split: tuple[int, int] | None = None
+    """How many distinct prompts of how many `heldout.share` held out; None where it says nothing here."""
 
 
 @dataclass(frozen=True)
@@ -242,8 +275,9 @@ class Needs:
     """What grading needs of the machine, see Environment.needs."""
 
 
-def read_data(config: RlConfig, left_out: Callable[[int], None] = lambda _: None) -> RunRows:
-    """The rows, those that are too long left out or refused."""
+def read_data(config: RlConfig, left_out: Callable[[int], None] = lambda _: None, *, made_by: str = "") -> RunRows:
+    """The rows, those that are too long left out or refused, and `heldout.share` of them held out;
+    `made_by`: the step that the prompts are of."""
     data = config.data
     if data.train.data_path is None:
         raise ConfigError(
@@ -262,7 +296,36 @@ def read_data(config: RlConfig, left_out: Callable[[int], None] = lambda _: None
             hints=["data.validation.data_path=PATH/val-split.jsonl", " ".join(off.get(k, f"{k}=false") for k in asked)],
         )
     paths = (data.train.data_path, data.validation.data_path, data.heldout.data_path)
-    return RunRows(*(short_enough(config, read_rows(path), left_out) if path is not None else () for path in paths))
+    splits = (short_enough(config, read_rows(path), left_out) if path is not None else () for path in paths)
+    train, validation, heldout = splits
+    rows, share = RunRows(train, validation, heldout), config.heldout.share
+    if share and rows.heldout:
+        where, hints = "heldout.share", ("heldout.share=null", "data.heldout.data_path=null")
+        raise ConfigError("these prompts have held-out rows already", where=where, found=str(share), hints=hints)
+    of_the_user = made_by == _IMPORT and not rows.validation and not rows.heldout
+    return _with_held_out(config, rows) if share or (share is None and of_the_user) else rows
+
+
+_IMPORT = "data_prep/import_prompts"
+_LEAST, _MOST = 50, 64
+"""Distinct prompts from which on some are held out where no share is asked for, and how many at most."""
+
+
+def _with_held_out(config: RlConfig, rows: RunRows) -> RunRows:
+    """The training prompts whose digest is least are held out, with every row that asks the same."""
+    asked = array("Q")
+    for row in rows.train:
+        text = json.dumps(read_request(row.row, row.where).messages, sort_keys=True)
+        asked.append(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big"))
+    every, share = sorted({*asked}), config.heldout.share
+    count = min(_MOST, len(every) // 10) if share is None else max(1, round(share * len(every)))
+    held = {*every[: min(count, len(every) - 1)]}
+    sides = [array("Q", (n for n, each in enumerate(asked) if (each in held) is side)) for side in (False, True)]
+    batch = config.grpo.prompts_per_generation_batch
+    if share is None and (len(every) < _LEAST or len(sides[0]) < min(batch, len(asked))):
+        return rows  # too few to judge by, or a step's prompts would no longer be there
+    train, heldout = (Rows(len(places), lambda n, at=places: rows.train[at[n]]) for places in sides)  # type: ignore[misc]
+    return replace(rows, train=train, heldout=heldout, split=(len(held), len(every)))
 
 
 def validation_keys(config: RlConfig) -> list[str]:
@@ -324,7 +387,7 @@ def check_rows(
     gym = config.nemo_gym
     refuse_unread_settings(gym.environments)
     chosen = {role: gym.judge(role) for role in JUDGE_ROLES}
-    configured = {role: JudgeToBe(judge) for role, judge in chosen.items() if judge is not None}
+    configured = {role: JudgeToBe(role, judge) for role, judge in chosen.items() if judge is not None}
     environments = EnvironmentSet(gym.environments, configured, only=only)
     if policy_served:
         environments.offer_policy("http://127.0.0.1/v1", POLICY_NAME)

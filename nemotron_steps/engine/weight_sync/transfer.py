@@ -102,6 +102,7 @@ class WeightPlan:
 FIRST_SECONDS = 900.0
 """The first transfer waits for generators that are still loading."""
 LATER_SECONDS = 60.0
+"""On GPUs. On CPU what computes may take as long between two buckets as a model takes to load."""
 _STORAGE_DEVICE = 6
 """Place of the device's number among rebuild_cuda_tensor's arguments."""
 
@@ -139,11 +140,11 @@ class ChannelHandles:
 class _Steps:
     """Waiting for each other."""
 
-    def __init__(self, store: Store, sender: str) -> None:
+    def __init__(self, store: Store, sender: str, device: torch.device) -> None:
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
         self._store = PrefixStore(f"weight_sync/{sender}", store)
-        self.transfer = -1
+        self.transfer, self._later = -1, _later_seconds(device)
 
     def tell(self, bucket: int, what: str, receiver: str = "all") -> None:
         self._store.set(f"{self.transfer}/{bucket}/{what}/{receiver}", "1")
@@ -152,7 +153,7 @@ class _Steps:
         if not receivers:
             return
         keys = [f"{self.transfer}/{bucket}/{what}/{receiver}" for receiver in receivers]
-        seconds = FIRST_SECONDS if self.transfer == 0 else LATER_SECONDS
+        seconds = FIRST_SECONDS if self.transfer == 0 else self._later
         import torch.distributed as dist
 
         try:
@@ -186,7 +187,7 @@ class StreamSender:
     ) -> None:
         self._plan, self._name = plan, name
         self._ipc, self._receivers = tuple(ipc), (*ipc, *broadcast)
-        self._steps = _Steps(store, name)
+        self._steps = _Steps(store, name, device)
         self._staging = torch.empty(plan.largest, dtype=torch.uint8, device=device)
         self._group = _BroadcastGroup(store, name, 0, 1 + len(broadcast), device) if broadcast else None
 
@@ -228,7 +229,7 @@ class StreamReceiver:
 
     def __init__(self, offer: Offer, store: Store, device: torch.device) -> None:
         self._plan, self._name, self._device = offer.plan, offer.name, device
-        self._steps = _Steps(store, offer.sender)
+        self._steps = _Steps(store, offer.sender, device)
         self._staging: torch.Tensor | None = None
         self._group: _BroadcastGroup | None = None
         if offer.place is not None:
@@ -285,7 +286,7 @@ class _BroadcastGroup:
 
         if self._group is None:
             store = dist.PrefixStore(f"broadcast/{self._name}", self._store)  # type: ignore[attr-defined]
-            timeout = timedelta(seconds=LATER_SECONDS)
+            timeout = timedelta(seconds=_later_seconds(self._device))
             if self._device.type == "cpu":
                 self._group = dist.ProcessGroupGloo(store, self._rank, self._size, timeout)
             else:
@@ -295,6 +296,10 @@ class _BroadcastGroup:
         broadcast = dist.BroadcastOptions()
         broadcast.rootRank, broadcast.rootTensor = 0, 0
         self._group.broadcast([tensor], broadcast).wait()
+
+
+def _later_seconds(device: torch.device) -> float:
+    return FIRST_SECONDS if device.type == "cpu" else LATER_SECONDS
 
 
 def _synchronize(device: torch.device) -> None:

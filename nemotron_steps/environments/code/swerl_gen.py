@@ -25,7 +25,7 @@ from nemotron_steps.environments.text.extraction import fenced_blocks
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.base import MIB
 from nemotron_steps.sandbox.containers import check_engine
-from nemotron_steps.sandbox.session import ContainerSession
+from nemotron_steps.sandbox.session import ContainerSession, SessionOverError
 
 SETUP_FAILED = "setup_failed"
 PATCH_NOT_APPLICABLE = "patch_not_applicable"
@@ -116,7 +116,10 @@ class SwerlGen(Environment):
                 yield Ready(container, REPOSITORY, modules) if changes else None
 
         task = hashlib.sha256(json.dumps([row["metadata"]["image"], instance], sort_keys=True).encode()).hexdigest()
-        graded = await self._grader.grade(task, prepare, str(instance["test_script"]), None)
+        try:
+            graded = await self._grader.grade(task, prepare, str(instance["test_script"]), None)
+        except SessionOverError as error:
+            return GradeResult(0.0, {"extracted": 1.0}, details={"patch": patch, "outcome": error.outcome.value})
         finished = graded.outcome is Outcome.EXITED
         proved = len(asked & graded.proved) / len(asked)
         components = {"extracted": 1.0, "finished": float(finished), "proved": proved}
@@ -136,8 +139,8 @@ class SwerlGen(Environment):
         reproduced = codes == {**REPRODUCED, "with a comment": 2}
         return GradeResult(float(reproduced), {"extracted": 1.0}, details={"exit_codes": codes})
 
-    async def _exit_code(self, row: Row, test: str, patch: str, commented: Sequence[str] = ()) -> int | None:
-        """Of a reproduction in a repository with a patch and with a comment at the end of some files."""
+    async def _exit_code(self, row: Row, test: str, patch: str, commented: Sequence[str] = ()) -> int | str:
+        """Of a reproduction in a repository with a patch and comments at the end of files, or how it ended without."""
         async with self._container(row) as container:
             await self._lay_patch(container, row["instance"], patch or None)
             if commented:
@@ -145,8 +148,11 @@ class SwerlGen(Environment):
                 await self._prepare(container, ["/bin/sh", "-c", script, "sh", *commented])
             await container.write({f"{REPOSITORY}/{TEST_FILE}": test})
             script = f"source /opt/miniconda3/bin/activate && conda activate testbed && python {TEST_FILE}"
-            result = await container.run(["/bin/bash", "-c", script], cwd=REPOSITORY)
-        return result.exit_code if result.outcome is Outcome.EXITED else None
+            try:
+                result = await container.run(["/bin/bash", "-c", script], cwd=REPOSITORY)
+            except SessionOverError as error:
+                return f"session over: {error.outcome.value}"
+        return result.outcome.value if result.exit_code is None else result.exit_code
 
     def _container(self, row: Row) -> ContainerSession:
         limits = Limits(
@@ -171,7 +177,10 @@ class SwerlGen(Environment):
                 raise CannotJudgeError(PATCH_NOT_APPLICABLE, applied.stderr[-300:])
 
     async def _prepare(self, container: ContainerSession, argv: Sequence[str]) -> SandboxResult:
-        result = await container.run(argv, cwd=REPOSITORY)
+        try:
+            result = await container.run(argv, cwd=REPOSITORY)
+        except SessionOverError as error:  # no code of the answer's has run yet
+            raise CannotJudgeError(SETUP_FAILED, str(error)) from error
         if result.outcome is not Outcome.EXITED:
             raise CannotJudgeError(SETUP_FAILED, result.outcome.value)
         return result

@@ -222,7 +222,7 @@ class GenrmCompare(Environment):
             raise RowError("principle", "a string", type(row["principle"]).__name__)
 
     def check_row_with_resources(self, row: Row, where: str) -> None:
-        """See Environment; also that the judge sees what it compares."""
+        """See Environment; also that the judge sees what it compares, and has room for an answer."""
         super().check_row_with_resources(row, where)
         judge = self.judges.get(JUDGE_ROLE)
         if isinstance(judge, MeasuringJudge):
@@ -236,6 +236,7 @@ class GenrmCompare(Environment):
                     expected="a generative reward model whose template does, or another layout",
                     hints=(f"{layout}=plain   # one user message, for any chat model",),
                 )
+            judge.refuse_longer(question, where, max_tokens=self.config.genrm_responses_create_params.max_output_tokens)
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         return (await self.verify_group(row, [response], [session]))[0]

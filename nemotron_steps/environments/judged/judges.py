@@ -40,6 +40,9 @@ class Judge(Protocol):
 class MeasuringJudge(Protocol):
     """A judge that knows beforehand how it is asked."""
 
+    def refuse_longer(self, messages: Messages, where: str, *, max_tokens: int) -> None:
+        """Refuse a question about the row at `where` that fills the judge's context."""
+
     def unwritten(self, messages: Messages) -> tuple[str, ...]:
         """Roles of a question whose messages the judge would never see: its chat template refuses or drops them."""
 

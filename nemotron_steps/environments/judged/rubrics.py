@@ -104,7 +104,14 @@ class Multichallenge(RubricEnvironment):
             f"[{message['role'].upper()}]: {message['content']}" for message in conversation(row)
         )
         prompt = blocks(conversation=context, candidate=answer, question=str(item["question"]))
-        return await self.ask(_QUESTION_SYSTEM, prompt, last_label([YES, NO]), unclear=NO) == passing
+        label = last_label([YES, NO])
+
+        def read(reply: str) -> str | None:
+            # NeMo-Gym reads words where there is no label. They may be the answer's: they fail an item, and never pay.
+            word = self.config.unclear_counts and passing == NO and "YES" in reply.strip().rpartition("\n")[2].upper()
+            return label(reply) or (YES if word else None)
+
+        return await self.ask(_QUESTION_SYSTEM, prompt, read, unclear=NO) == passing
 
 
 def _passing(item: dict[str, Any]) -> str:

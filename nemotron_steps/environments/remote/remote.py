@@ -9,6 +9,9 @@ from pydantic import Field
 
 from nemotron_steps.environments.base import (
     FLOAT32_MAX,
+    VERIFIER_CRASHED,
+    VERIFIER_TIMEOUT,
+    VERIFY_FAILED,
     AgentRun,
     Environment,
     EnvironmentConfig,
@@ -122,7 +125,11 @@ class RemoteEnvironment(Environment):
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         cookies = session.state.cookies if session.state else None
-        return self._verdict(await self._judged("/verify", {**row, "response": response_object(response)}, cookies))
+        body = {**row, "response": response_object(response)}
+        verdict = self._verdict(await self._judged("/verify", body, cookies))
+        if verdict.failure in (VERIFIER_CRASHED, VERIFIER_TIMEOUT, VERIFY_FAILED):
+            raise GraderFailedError(verdict.failure, str(verdict.details.get("message", "")))
+        return verdict
 
     def _lost(self, error: Exception) -> WorkerLostError:
         message, url = "the remote environment does not answer", self.config.url
@@ -135,7 +142,8 @@ class RemoteEnvironment(Environment):
         except HttpStatusError as error:
             raise GraderFailedError(ENVIRONMENT_REFUSED, str(error)) from error
         except ServerUnreachableError as error:
-            raise CannotJudgeError(ENVIRONMENT_UNAVAILABLE, str(error)) from error
+            kind = GraderFailedError if error.over_request else CannotJudgeError
+            raise kind(ENVIRONMENT_UNAVAILABLE, str(error)) from error
 
     def _verdict(self, answer: Any) -> GradeResult:
         """A server's answer as a verdict. A reward beside a `failure` does not count; `failure_reason` only names one,

@@ -228,11 +228,32 @@ def schema_problem(schema: dict[str, Any]) -> str | None:
     values: tuple[Any, ...] = (None, {}, [], "", 0)
     try:
         validator.check_schema(schema)
+        _refuse_lost_references(schema)
         if TOO_DEEP in [problem_with(value, validator) for value in values]:
             return "it refers to itself without an end"
     except Exception as error:  # references that lead nowhere, regular expressions
         return str(error).partition("\n")[0][:200]
     return None
+
+
+def _refuse_lost_references(schema: Any, resolver: Any = None) -> None:
+    """Also of those that plain values do not lead to: every answer that does would be masked."""
+    from jsonschema_specifications import REGISTRY
+    from referencing.jsonschema import DRAFT202012
+
+    for item in schema if isinstance(schema, list) else ():
+        _refuse_lost_references(item, resolver)
+    if not isinstance(schema, dict):
+        return
+    if resolver is None:
+        resolver = REGISTRY.resolver_with_root(DRAFT202012.create_resource(schema))
+    if isinstance(schema.get("$id"), str):
+        resolver = resolver.in_subresource(DRAFT202012.create_resource(schema))
+    for key, value in schema.items():
+        if key in ("$ref", "$dynamicRef") and isinstance(value, str):
+            resolver.lookup(value)
+        if key not in DATA:
+            _refuse_lost_references(value, resolver)
 
 
 def strictify(schema: Any) -> Any:

@@ -333,12 +333,12 @@ class WorkplaceAssistant(Environment):
     def _tables(self) -> dict[str, Table]:
         folder = self.config.databases
         if self._loaded is None:
-            self._loaded = {name: [] for name in FILES}
+            loaded: dict[str, Table] = {name: [] for name in FILES}
             try:
                 for name, file in FILES.items() if folder is not None else ():
                     with Path(str(folder), file).open(newline="", encoding="utf-8") as handle:
-                        self._loaded[name] = list(csv.DictReader(handle, restval=""))
-                    if not self._loaded[name]:
+                        loaded[name] = list(csv.DictReader(handle, restval=""))
+                    if not loaded[name]:
                         raise OSError(f"{folder}/{file} holds no rows")
             except OSError as error:
                 key = "env.nemo_gym.environments.workplace_assistant.databases"
@@ -349,6 +349,7 @@ class WorkplaceAssistant(Environment):
                     found=str(error),
                     hints=(f"{key}=FOLDER", f"{key}=null   # empty databases"),
                 ) from error
+            self._loaded = loaded
         return self._loaded
 
 

@@ -133,11 +133,11 @@ class Launch:
 
     def has_program(self) -> str:
         """A shell line that ends a job in whose container there is nothing to run."""
-        image = getattr(self.profile, "container_image", None)
+        program, image = self.command(in_container=True)[0], getattr(self.profile, "container_image", None)
         built = f"docker build -f containers/Dockerfile.cuda --build-arg BASE={image} --build-arg PYTHON=python3.12"
         added = f"Add it: {built} -t IMAGE --push . and name IMAGE in container_image"
-        message = f"error: image {image} has no `steps`. {added}"
-        return f"command -v steps > /dev/null || {{ echo {shlex.quote(message)} >&2; exit 2; }}"
+        message = f"error: image {image} has no `{program}`. {added}"
+        return f"command -v {shlex.quote(program)} > /dev/null || {{ echo {shlex.quote(message)} >&2; exit 2; }}"
 
     def node_script(self, *, head: str, rank: str) -> str:
         """A shell script for a job whose every node runs the same container: the run on the first, Ray over all.
@@ -190,8 +190,9 @@ def find_executor(name: str) -> Executor:
     if name in _BUILT_IN:
         executor: Executor = load_object(f"{__package__}.{_BUILT_IN[name]}")()
         return executor
-    point = next((point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == name), None)
-    if point is None:
+    # An entry point seen twice on the path is one; two different ones are for the user to choose between.
+    points = {point.value: point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == name}
+    if not points:
         names = executor_names()
         package = f"PACKAGE   # one whose entry points of the group {ENTRY_POINT_GROUP} have '{name}'"
         if name in _IN_EXAMPLES:
@@ -202,7 +203,11 @@ def find_executor(name: str) -> Executor:
             found=name,
             hints=did_you_mean(meant(name, names)) or (f"pip install {package}", "steps doctor"),
         )
-    package = point.dist.name if point.dist is not None else "an unnamed package"
+    packages = [each.dist.name if each.dist is not None else "an unnamed package" for each in points.values()]
+    if len(points) > 1:
+        what = f"several installed packages provide an executor '{name}'"
+        raise UnsupportedError(what, found=" and ".join(packages), hints=[f"pip uninstall {each}" for each in packages])
+    (point,), (package,) = points.values(), packages
     where = f"entry point '{name}' of {package}: {point.value}"
     try:
         with redirect_stdout(sys.stderr):
@@ -214,6 +219,10 @@ def find_executor(name: str) -> Executor:
     if missing:
         what = f"executor '{name}' is not an executor: it lacks {', '.join(missing)}"
         raise UnsupportedError(what, where=where)
+    model = getattr(provided, "profile_model", OpenProfile)
+    if not (isinstance(model, type) and issubclass(model, Profile)):
+        what, expected = f"executor '{name}' has a profile_model that is not a Profile", f"a subclass of {Profile!r}"
+        raise UnsupportedError(what, where=where, expected=expected, found=repr(model))
     return provided
 
 

@@ -86,6 +86,18 @@ class SlurmProfile(Profile):
         return self
 
     @property
+    def limit(self) -> int:
+        """The time limit in seconds; 0 for none. Slurm itself would read HH:MM as minutes and seconds."""
+        days, _, clock = (self.time or "0:0").rpartition("-")
+        hours, minutes, *seconds = (int(part) for part in clock.split(":"))
+        return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + sum(seconds)
+
+    @property
+    def hours(self) -> float | None:
+        """As `Profile.hours`: the time limit, also of each time that it is put back into the queue."""
+        return self.limit * (1 + self.requeue) / 3600 or None
+
+    @property
     def ready_image(self) -> bool:
         """Whether the image is a file already, which nothing has to be imported for."""
         image = self.container_image or ""
@@ -102,10 +114,7 @@ def batch_script(launch: Launch) -> str:
             found=f"container_image = {profile.container_image}" if profile.container_image else "no container_image",
             hints=("leave out --force-squash",),
         )
-    # [DD-]HH:MM[:SS]. Slurm itself would read HH:MM as minutes and seconds.
-    days, _, clock = (profile.time or "0:0").rpartition("-")
-    hours, minutes, *seconds = (int(part) for part in clock.split(":"))
-    limit = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + sum(seconds)
+    limit = profile.limit
     time = f"{limit // 86400}-{limit // 3600 % 24:02d}:{limit // 60 % 60:02d}:{limit % 60:02d}" if limit else None
     options: list[tuple[str, object]] = [
         ("job-name", profile.job_name or f"steps-{launch.run_id}"),

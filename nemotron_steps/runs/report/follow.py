@@ -84,6 +84,12 @@ class StepSeen:
         return (ended - began) / (last - first) if last > first and ended > began else None
 
 
+def training_steps(config: Mapping[str, Any]) -> int | None:
+    """`max_num_steps` of a step's config; None where it has none."""
+    sections = [config, *(section for section in config.values() if isinstance(section, Mapping))]
+    return next((each for section in sections if isinstance(each := section.get("max_num_steps"), int)), None)
+
+
 class Follower:
     """What a run has recorded, kept up to date by `look`."""
 

@@ -1,28 +1,35 @@
-"""The pages about runs, self-contained and opened from disk without a network: of one run and of several side by
-side. The templates of `assets` escape every value: samples are model output."""
+"""The pages about runs, self-contained and opened from disk without a network: of one run, of several side by
+side, and of a home. The templates of `assets` escape every value: samples are model output."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
 from nemotron_steps.artifacts.files import as_float, write_atomic
+from nemotron_steps.artifacts.integrity import place_of
 from nemotron_steps.artifacts.models import short_digest
 from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.errors import ArtifactError
 from nemotron_steps.runs import log_format
 from nemotron_steps.runs.log_format import number
+from nemotron_steps.runs.report.comparison import compare, steps_of
 from nemotron_steps.runs.report.data import RunReport, StepReport, read_report
 from nemotron_steps.runs.report.seed_stats import MEANING, Outcome, as_text, spread_tables
+from nemotron_steps.runs.run_folder import called, list_runs
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -32,7 +39,7 @@ _SHOWN_SAMPLES = 2
 """Of each kind: the latest ones."""
 _APART = ("prompt", "response", "text", "which", "judge")
 """What of a sample does not stand in its line of facts."""
-_COLORS = ("#3f7d00", "#b3261e", "#1f6fb2", "#9a6200", "#7b3fb3", "#0b7a75")
+_COLORS = ("#3f7d00", "#b3261e", "#1f6fb2", "#9a6200", "#7b3fb3", "#0b7a75", "#d6409f", "#5b6470", "#6b3e26", "#b5a000")
 """Of the runs of a comparison."""
 
 
@@ -43,11 +50,45 @@ def write_report(folder: Path, store: ArtifactStore) -> Path:
     return path
 
 
-def write_comparison(folders: Sequence[Path], store: ArtifactStore) -> Path:
-    """Write comparison.html into the folder of the first run; returns its path."""
-    path = folders[0] / "comparison.html"
-    write_atomic(path, render_comparison([read_report(folder, store) for folder in folders]).encode())
-    return path
+def write_comparison(folders: Sequence[Path], store: ArtifactStore) -> tuple[Path, dict[str, Any]]:
+    """Write comparison.html into the folder of the first run; returns its path and what differs, as `compare` does."""
+    path, runs = folders[0] / "comparison.html", [read_report(folder, store) for folder in folders]
+    found, steps = compare(runs, store), [steps_of(run) for run in runs]
+    more = [f"hsl({137 * n % 360} 90% 60%)" for n in range(len(runs) - len(_COLORS))]
+    named = zip(runs, found["runs"], [*_COLORS, *more], strict=False)
+    shared = {}
+    for key in dict.fromkeys(key for each in steps for key in each):
+        curves = [each[key].curves if key in each else {} for each in steps]
+        if sum(bool(each) for each in curves) > 1:
+            names = headlines(sorted({name for each in curves for name in each}))
+            shared[key] = {name: [each.get(name) for each in curves] for name in names}
+    legend = [(run, each["name"], color) for run, each, color in named]
+    write_atomic(path, render("comparison.html", legend=legend, found=found, shared=shared).encode())
+    return path, found
+
+
+def write_index(store: ArtifactStore, path: Path) -> None:
+    """Write the page of every run and artifact of a home."""
+    runs, artifacts, folder = list_runs(store), [], path.absolute().parent
+
+    def link(target: Path, text: str) -> str:
+        # "./" keeps a first part with a colon from being read as a scheme.
+        there = "./" + quote(Path(os.path.relpath(target.absolute(), folder)).as_posix())
+        return Markup('<a href="{}">{}</a>').format(there, text) if target.exists() else text
+
+    for artifact in sorted(store.list_artifacts(), key=lambda artifact: -artifact.created):
+        artifacts.append((artifact, artifact.ref))
+        with suppress(ArtifactError):  # a folder that may be anybody's is no link
+            artifacts[-1] = (artifact, link(place_of(store, artifact), artifact.ref))
+    page = render(
+        "index.html",
+        title=store.backend.url,
+        now=time.time(),
+        runs=[(run, called(run, runs)) for run in runs[::-1]],
+        artifacts=artifacts,
+        report_of=lambda run, text: link(store.backend.scratch / "runs" / run / "report.html", text),
+    )
+    write_atomic(path, page.encode())
 
 
 def render_page(run: RunReport) -> str:
@@ -79,21 +120,6 @@ def render_page(run: RunReport) -> str:
     )
 
 
-def render_comparison(runs: Sequence[RunReport]) -> str:
-    """The whole page: a legend, then for each step that several runs have its curves and last values."""
-    colors = [_COLORS[index % len(_COLORS)] for index in range(len(runs))]
-    shared = []
-    for key in dict.fromkeys(step.key for run in runs for step in run.steps):
-        curves = [next((step.curves for step in run.steps if step.key == key), {}) for run in runs]
-        if sum(bool(each) for each in curves) > 1:
-            shared.append((key, headlines(sorted({name for each in curves for name in each})), curves))
-
-    def drawn(name: str, curves: Sequence[Mapping[str, Points]]) -> Markup:
-        return overlay(name, [each.get(name, []) for each in curves], colors)
-
-    return render("comparison.html", colored=list(zip(runs, colors, strict=True)), shared=shared, overlay=drawn)
-
-
 def render(template: str, **values: Any) -> str:
     """A page from a template of report_assets."""
     return _templates().get_template(template).render(values) + "\n"
@@ -107,6 +133,9 @@ def _templates() -> Environment:
     found.tests.update(change=log_format.is_change, table=log_format.is_table)
     filters: dict[str, Callable[..., Any]] = {
         "as_float": as_float,
+        "as_json": lambda value: json.dumps(value, ensure_ascii=False),
+        "date": lambda when: time.strftime("%Y-%m-%d %H:%M", time.localtime(when)),
+        "metric": log_format.metric_text,
         "number": log_format.number,
         "seconds": log_format.seconds,
         "short_digest": short_digest,
@@ -122,6 +151,8 @@ def _templates() -> Environment:
         columns_of=log_format.columns_of,
         compared=log_format.compared,
         curve=curve,
+        overlay=overlay,
+        command_of=command_of,
     )
     return found
 
@@ -158,7 +189,8 @@ def command_of(request: Mapping[str, Any]) -> str:
 
 
 WIDTH, HEIGHT = 300, 132
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 10, 20
+_RIGHT, _TOP, _BOTTOM, _DIGIT = 10, 10, 20, 6.5
+"""Margins, and the width of a digit in the labels; the left margin is as wide as they are."""
 _SMOOTH_FROM = 24
 """Curves of at least this many points get a moving average drawn over them."""
 _POINTED_AT = 400
@@ -248,9 +280,9 @@ def curve(points: Points, label: str) -> Markup:
     return _drawing(label, parts, f' data-points="{escape(data)}"')
 
 
-def overlay(name: str, series: Sequence[Points], colors: Sequence[str]) -> Markup:
+def overlay(name: str, series: Sequence[Points | None], colors: Sequence[str]) -> Markup:
     """A figure of the curves of several runs, each in its colour; empty where none has a number."""
-    finite = [[(x, y) for x, y in each if math.isfinite(y)] for each in series]
+    finite = [[(x, y) for x, y in each or () if math.isfinite(y)] for each in series]
     every = [point for each in finite for point in each]
     if not every:
         return Markup()
@@ -274,17 +306,23 @@ def axes(covered: Points) -> tuple[Callable[[float, float], tuple[float, float]]
     """Where a point lies in a drawing that reaches over all of `covered` (finite, at least one), and its grid."""
     x_low, x_high = min(x for x, _ in covered), max(x for x, _ in covered)
     y_low, y_high = min(y for _, y in covered), max(y for _, y in covered)
+    ticks = list(dict.fromkeys((y_low, y_low / 2 + y_high / 2, y_high)))
+    texts = [number(tick) for tick in ticks]
+    for digits in range(5, 18):  # close together: as many as tell them apart
+        if len(set(texts)) < len(ticks):
+            texts = [f"{tick:.{digits}g}" for tick in ticks]
+    left = 14 + _DIGIT * max(map(len, texts))
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = (x - x_low) / (x_high - x_low) if x_high > x_low else 0.5
         up = (y - y_low) / (y_high - y_low) if y_high > y_low else 0.5
-        return _LEFT + across * (WIDTH - _LEFT - _RIGHT), HEIGHT - _BOTTOM - up * (HEIGHT - _TOP - _BOTTOM)
+        return left + across * (WIDTH - left - _RIGHT), HEIGHT - _BOTTOM - up * (HEIGHT - _TOP - _BOTTOM)
 
     parts = []
-    for tick in dict.fromkeys((y_low, y_low / 2 + y_high / 2, y_high)):
+    for tick, text in zip(ticks, texts, strict=True):
         _, y = place(x_low, tick)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 3:.1f}" text-anchor="end">{tick:.3g}</text>')
+        parts.append(f'<line class="grid" x1="{left:.1f}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick" x="{left - 6:.1f}" y="{y + 3:.1f}" text-anchor="end">{text}</text>')
     for x, anchor in ((x_low, "start"), (x_high, "end")) if x_high > x_low else ((x_low, "middle"),):
         px, _ = place(x, y_low)
         parts.append(f'<text class="tick" x="{px:.1f}" y="{HEIGHT - 5}" text-anchor="{anchor}">{number(x)}</text>')

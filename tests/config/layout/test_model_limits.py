@@ -8,7 +8,7 @@ from nemotron_steps.config.layout.model_limits import POLICY, lengths_of, limit_
 from nemotron_steps.config.layout.model_spec import ModelSpec
 
 FIT = ModelSpec("qwen3", positions=512, vocabulary=300, tokens=300, has_chat_template=True, has_end_token=True)
-ASKED = {"evaluation.max_total_sequence_length": 512, "generation.max_new_tokens": 512}
+ASKED = {"evaluation.max_total_sequence_length": 512, "difficulty.max_total_sequence_length": 512}
 
 
 def found(model_key: str, asked: dict[str, Any], **facts: Any) -> list[tuple[str, str, str, tuple[str, ...]]]:
@@ -23,7 +23,7 @@ def found(model_key: str, asked: dict[str, Any], **facts: Any) -> list[tuple[str
     ("asked", "key", "said"),
     [
         ({"evaluation.max_total_sequence_length": 513}, 0, "evaluation.max_total_sequence_length=513"),
-        ({"generation.max_new_tokens": 513}, 1, "generation.max_new_tokens=513"),
+        ({"difficulty.max_total_sequence_length": 513}, 1, "difficulty.max_total_sequence_length=513"),
     ],
 )
 def test_a_length_above_the_models_positions_is_told_with_the_longest_there_is(

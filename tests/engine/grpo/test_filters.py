@@ -38,6 +38,7 @@ def row(index: int) -> PromptRow:
 
 FINE = judged(None, None)
 BROKEN = judged("verify_failed", "verify_failed")
+LATE = judged("straggler", "straggler")
 SILENT = judged("judge_unavailable", "judge_unavailable")
 
 
@@ -65,6 +66,9 @@ def test_a_step_without_any_verdict_names_the_reason() -> None:
         refuse_ungraded([judged("prompt_too_long", "environment_unavailable")])
     assert "1 x math: prompt_too_long, 1 x math: environment_unavailable" in str(caught.value.found)
     refuse_ungraded([SILENT, judged("judge_unavailable", None)])
+    with pytest.raises(EngineError, match="no rollout of this step") as late:
+        refuse_ungraded([LATE])
+    assert late.value.hints[-1] == "grpo.async_grpo.straggler_deadline_s=null"
 
 
 def test_more_than_half_broken_ends_a_run_with_the_environment_its_row_and_the_first_traceback() -> None:
@@ -127,6 +131,13 @@ def test_a_judge_that_answers_none_of_the_prompts_begun_together_ends_a_run() ->
         watch.saw(watch.began(row(index)), row(index), SILENT)
     with pytest.raises(JudgeUnavailableError, match="does not answer: no rollout of 4 prompts in a row"):
         watch.saw(watch.began(row(7)), row(7), SILENT)
+
+
+def test_groups_that_were_late_as_a_whole_are_tried_again_and_do_not_end_a_run() -> None:
+    watch = FailureWatch(4, 2, 100)
+    for index in range(8):
+        watch.saw(watch.began(row(index)), row(index), LATE)
+    assert is_ungraded(LATE)
 
 
 def sampler_of(num_prompts: int, max_batches: int, batch_size: int | None = None, **grpo: object) -> DynamicSampler:

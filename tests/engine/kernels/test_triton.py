@@ -23,6 +23,13 @@ expected.backward(grad)
 torch.testing.assert_close(triton_kernels.swiglu_forward(gate_up), expected.detach())
 torch.testing.assert_close(triton_kernels.swiglu_backward(gate_up, grad), leaf.grad)
 
+states, grad = random(61, 37), random(61, 37)
+leaf = states.clone().requires_grad_()
+expected = fused.squared_relu(leaf)
+expected.backward(grad)
+assert torch.equal(triton_kernels.squared_relu_forward(states), expected.detach())
+assert torch.equal(triton_kernels.squared_relu_backward(states, grad), leaf.grad)
+
 tokens, groups, heads, width = 41, 2, 3, 16
 angles = random(tokens, 1, 1, width // 2).repeat(1, 1, 1, 2)
 cos_sin = torch.stack((angles.cos(), angles.sin()))

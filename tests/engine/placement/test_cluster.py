@@ -1,5 +1,6 @@
 """What a run asks of its cluster, and what it keeps from it."""
 
+import asyncio
 import subprocess
 import sys
 from itertools import groupby
@@ -13,9 +14,10 @@ from nemotron_steps.config.schema.rl import RlConfig, VllmModelConfig
 from nemotron_steps.engine.placement import cluster as cluster_module
 from nemotron_steps.engine.placement import on_ray
 from nemotron_steps.engine.placement.cluster import node_by_node
-from nemotron_steps.engine.placement.environment_actor import copy_for
+from nemotron_steps.engine.placement.environment_actor import EnvironmentWorker, copy_for
 from nemotron_steps.engine.placement.on_ray import DevicePlan
-from nemotron_steps.errors import ConfigError
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult
+from nemotron_steps.errors import ConfigError, WorkerLostError
 
 
 def plan(judges=0, **changes):
@@ -150,6 +152,31 @@ def test_a_copy_of_a_judge_is_chosen_by_the_question_alone() -> None:
     assert {copy_for(question, 1) for question in questions} == {0}
     assert [30 < chosen.count(copy) < 70 for copy in range(4)] == [True] * 4
     assert [copy_for(question, 4) for question in questions[:8]] == CHOSEN
+
+
+class Made(Environment):
+    """The least that an environment is."""
+
+    name = "made"
+
+    async def verify(self, row, response, session) -> GradeResult:
+        return GradeResult(1.0)
+
+
+def test_a_session_of_an_actor_that_died_is_lost_to_the_next_and_another_is_not() -> None:
+    async def body() -> None:
+        row = {"responses_create_params": {"input": "hello"}}
+        died, another = EnvironmentWorker({}), EnvironmentWorker({})
+        for worker in (died, another):
+            await worker.add("made", Made, EnvironmentConfig())
+        lost, held = await died.seed("made", row), await another.seed("made", row)
+        with pytest.raises(WorkerLostError, match="a session is lost"):
+            await another.ask("made", "follow_up", row, None, lost)
+        assert await another.ask("made", "follow_up", row, None, held) is None
+        for session in (lost, held):
+            await another.release("made", session.state)
+
+    asyncio.run(body())
 
 
 CHOSEN = [2, 3, 2, 2, 2, 3, 3, 0]

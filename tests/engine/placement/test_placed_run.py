@@ -15,7 +15,7 @@ from benchmarks.grpo_task import make_checkpoint
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import sample_groups, train
-from nemotron_steps.engine.placement import generator_group
+from nemotron_steps.engine.placement import environment_actor, generator_group
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 from nemotron_steps.errors import EngineError, WorkerLostError
 from tests.engine.grpo.grpo_runs import metrics_of
@@ -66,9 +66,17 @@ def sample(run):
     return asyncio.run(sample_groups(run, next(iter(run.prompts)), [f"{number}/{i}" for i in range(4)]))
 
 
-def ends_with_its_environments(run):
-    run.judges[-1].start_step("again")  # judges behind HTTP are told in the actor
-    os.kill(run.collector.environments.worker.pid, signal.SIGKILL)
+def replaced(run):
+    """Kill the environments' actor: a new one answers what the old one was asked, MAX_RESTARTS times."""
+    environments = run.collector.environments
+    first = environments.worker
+    os.kill(first.pid, signal.SIGKILL)
+    groups = sample(run)
+    assert all(r.failure is None for group in groups for r in group.rollouts)
+    assert environments.restarts == 1 and environments.worker.pid != first.pid
+    run.judges[-1].start_step("again")  # judges behind HTTP are told where they are now
+    environments.restarts = environment_actor.MAX_RESTARTS
+    os.kill(environments.worker.pid, signal.SIGKILL)
     with pytest.raises(WorkerLostError, match="rollouts failed in their environments") as caught:
         sample(run)
     assert caught.value.exit_code == 3 and "`environments` is lost" in caught.value.found
@@ -140,7 +148,7 @@ def test_asynchronous_training_on_ray_keeps_the_age_bound_and_its_checkpoints(cl
         run.policy.train_step(grouped_batch())
         run.policy.load_checkpoint(saved.policy_path)
         assert all(tensor.equal(trained[name]) for name, tensor in run.policy.weights())
-        ends_with_its_environments(run)
+        replaced(run)
         lost(run.generator.workers[0], lambda: generate(run))
         lost(run.policy.workers[1], lambda: run.policy.train_step(grouped_batch()))
 

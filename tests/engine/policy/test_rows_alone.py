@@ -92,12 +92,17 @@ def test_a_row_is_the_same_alone_together_packed_and_padded(family, own, rope, t
             continue
         config = {"dtensor_cfg": {"enabled": True}, **settings}
         rows = batch
-        if rope in VARYING:  # longer rows are refused by the plan
+        if rope in VARYING:
+            with pytest.raises(UnsupportedError, match="would change the rows beside them"):
+                DTensorPolicy(policy_config(max_total_sequence_length=60, **config), tmp_path, rl_loss())
             if layout == "padded":
                 continue
             config, rows = {**config, "max_total_sequence_length": 32}, short
         of_hf = DTensorPolicy(policy_config(**config), tmp_path, rl_loss())
         torch.testing.assert_close(of_hf.logprobs(rows), expected[id(rows)], atol=2e-5, rtol=0)
+        if rope in VARYING:  # whatever the config said
+            with pytest.raises(UnsupportedError, match="would change the rows beside them"):
+                of_hf.logprobs(batch)
 
 
 @pytest.mark.parametrize("family", REQUIRED)

@@ -42,6 +42,8 @@ class ByRow(Talk):
         return "and then?" if session.state["left"] >= 0 else None
 
     async def verify(self, row, response, session) -> GradeResult:
+        if row.get("judge") == "hangs":
+            await asyncio.Event().wait()
         if row.get("judge") == "lost":
             raise JudgeLostError("the judge is dead")
         return GradeResult(0.5)
@@ -69,11 +71,11 @@ def test_rollouts_that_are_not_over_by_the_deadline_fail_and_are_not_waited_for(
     environment = ByRow()
 
     async def collect() -> list[Any]:
-        asked = {"group_ids": ["a", "b"], "num_generations": 4, "environment": environment, "deadline_s": 2.0}
-        groups = await in_time(collector.collect(prompts({}, {"hangs": 2}), **asked))
+        asked = {"group_ids": ["a", "b", "c"], "num_generations": 4, "environment": environment, "deadline_s": 2.0}
+        groups = await in_time(collector.collect(prompts({}, {"hangs": 2}, {"judge": "hangs"}), **asked))
         await asyncio.sleep(0)
-        assert environment.waiting == 0 and environment.released == 8
+        assert environment.waiting == 0 and environment.released == 12
         return groups
 
     failures = [[r.failure for r in group.rollouts] for group in asyncio.run(collect())]
-    assert failures == [[None] * 4, [None, None, "straggler", "straggler"]]
+    assert failures == [[None] * 4, [None, None, "straggler", "straggler"], ["straggler"] * 4]

@@ -84,7 +84,7 @@ def test_a_judge_that_never_gets_ready_stops_the_run_before_training(taught, cha
         for url in (dead, never.url):
             config = VllmModelConfig(backend="http", base_url=url, readiness_timeout_s=1.5)
             started = time.monotonic()
-            with pytest.raises(JudgeUnavailableError, match="not ready after"):
+            with pytest.raises(JudgeUnavailableError, match="not ready"):
                 build_judge("judge_model", config, defer_to=None, seed=0)
             assert time.monotonic() - started < 15
 

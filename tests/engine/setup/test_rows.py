@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.schema.rl import EnvConfig, VllmModelConfig
+from nemotron_steps.config.schema.base import put_raw
+from nemotron_steps.config.schema.rl import EnvConfig, RlConfig, VllmModelConfig
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
 from nemotron_steps.engine.setup import rows as setup_rows
 from nemotron_steps.engine.setup.backends import judge_folder
-from nemotron_steps.engine.setup.rows import check_rows, longer_than
+from nemotron_steps.engine.setup.rows import RunRows, check_rows, longer_than, read_data
 from nemotron_steps.errors import ArtifactError, ConfigError, DataError, StepsError
 from tests.models.checkpoints import write_tokenizer
 from tests.models.stock_chats import stock_chat
@@ -90,10 +91,63 @@ def test_rows_are_counted_in_tokens_of_the_model(tmp_path: Path, monkeypatch: py
     assert longer_than(6, rows, tmp_path) == {}
 
 
+IMPORT = "data_prep/import_prompts"
+
+
+@pytest.mark.parametrize(
+    ("distinct", "times", "keys", "made_by", "split"),
+    [
+        (50, 1, [], IMPORT, (5, 50)),
+        (50, 2, [], IMPORT, (5, 50)),  # whoever asks the same is on the same side
+        (1000, 1, [], IMPORT, (64, 1000)),
+        (49, 2, [], IMPORT, None),
+        (50, 1, ["grpo.num_prompts_per_step=46"], IMPORT, None),  # 45 make no step
+        (50, 1, ["data.validation.data_path"], IMPORT, None),
+        (50, 1, ["data.heldout.data_path"], IMPORT, None),
+        (50, 1, ["heldout.share=0"], IMPORT, None),
+        (50, 1, ["heldout.share=0.25", "data.validation.data_path"], IMPORT, (12, 50)),
+        (9, 1, ["heldout.share=0.01"], "data_prep/rl_prep", (1, 9)),
+        (50, 1, [], "data_prep/rl_prep", None),
+        (50, 1, [], "", None),
+    ],
+)
+def test_a_tenth_of_the_users_own_prompts_is_held_out(
+    tmp_path: Path, distinct: int, times: int, keys: list[str], made_by: str, split: Any
+) -> None:
+    file = tmp_path / "train.jsonl"
+    values: dict[str, Any] = {"data": {"train": {"data_path": str(file)}}, "grpo": {"num_prompts_per_step": 4}}
+    for key in keys:
+        name, _, value = key.partition("=")
+        values = put_raw(values, name, json.loads(value) if value else write(tmp_path / "other.jsonl", 1))
+
+    def asked(rows: Any) -> list[str]:
+        return sorted(row.row["responses_create_params"]["input"] for row in rows)
+
+    def read() -> RunRows:
+        return read_data(RlConfig.model_validate(values), made_by=made_by)
+
+    write(file, distinct)
+    file.write_text(file.read_text() * times)
+    rows = read()
+    trained_on, held = asked(rows.train), asked(rows.heldout) if split else []
+    every = ["x" * (n + 1) for n in range(distinct)] * times
+    assert rows.split == split and sorted(trained_on + held) == sorted(every)
+    if split:
+        assert len(held) == split[0] * times and not {*trained_on} & {*held}
+        file.write_text("".join(reversed(file.read_text().splitlines(keepends=True))))
+        assert asked(read().heldout) == held  # by their texts alone
+
+
+def test_a_share_of_prompts_that_have_held_out_rows_is_refused(tmp_path: Path) -> None:
+    data = {split: {"data_path": write(tmp_path / f"{split}.jsonl", 9)} for split in ("train", "heldout")}
+    with pytest.raises(ConfigError, match="held-out rows already"):
+        read_data(RlConfig.model_validate({"data": data, "heldout": {"share": 0.1}}))
+
+
 @pytest.mark.parametrize("backend", ["vllm", "embedded", "http"])
 def test_a_judge_that_would_not_see_the_answers_is_told_before_anything_is_loaded(backend: str, tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
-    model = {"model": str(tmp_path), "backend": backend}
+    model: dict[str, Any] = {"model": str(tmp_path), "backend": backend}
     if backend == "http":
         model["base_url"] = "http://127.0.0.1:1/v1"
 
@@ -113,6 +167,7 @@ def test_a_judge_that_would_not_see_the_answers_is_told_before_anything_is_loade
     check(any_role, "roles")
     check(users, "plain")
     if backend == "http":  # how a server writes them is not known
+        model["max_total_sequence_length"] = 16
         check(users, "roles")
         return
     for template in (users, refusing):
@@ -121,6 +176,11 @@ def test_a_judge_that_would_not_see_the_answers_is_told_before_anything_is_loade
     assert caught.value.hints[0].startswith("env.nemo_gym.environments.genrm_compare.layout=plain")
     with pytest.raises(ConfigError, match="does not write principle messages"):
         check(any_role.replace("messages", "messages if m.role != 'principle'"), "roles")
+    model["max_total_sequence_length"] = 16
+    with pytest.raises(DataError, match="leaves no room for its answer") as long:
+        check(any_role, "roles")
+    key = "env.nemo_gym.genrm_model.responses_api_models.vllm_model.max_total_sequence_length"
+    assert (long.value.where, long.value.hints[0]) == ("rows.jsonl:3", f"{key}=32768")
 
 
 def test_a_judge_without_a_model_is_refused_by_its_key() -> None:

@@ -301,7 +301,7 @@ def test_a_policy_that_pads_has_the_same_loss_and_gradient(checkpoint: Path) -> 
     ("changed", "problem"),
     [
         ({"loss_mask": [0, 1]}, "for each of `input_ids`"),
-        ({"seq_start_id": [0, 2, 2]}, "must rise"),
+        ({"seq_start_id": [0, 2, 2]}, "list of places"),
         ({"input_ids": [1, 2, 3, VOCABULARY]}, "packed with another tokenizer"),
     ],
 )

@@ -12,6 +12,7 @@ from nemotron_steps.environments.base import GradeResult, Response, Session
 from nemotron_steps.environments.code import swerl_gen as rule
 from nemotron_steps.environments.registry import create
 from nemotron_steps.sandbox import Outcome, SandboxResult
+from nemotron_steps.sandbox.session import SessionOverError
 
 FILES = {"pkg/a.py": "def f():\n    return 1\n\n\ndef g():\n    return 2\n", "pkg/b.py": "x = 1"}
 INSTANCE = {"FAIL_TO_PASS": '["t::new"]', "PASS_TO_PASS": ["t::old"], "test_script": "pytest -rA", "patch": "p"}
@@ -108,7 +109,9 @@ def test_edits_count_only_inside_solution_tags_unless_relaxed() -> None:
 
 
 class Container:
-    """A container whose programs end as told: outcome, exit code and output, by a word of the command."""
+    """A container whose programs end as told: outcome, exit code and output, by a word of the command.
+
+    The code -1 ends the session."""
 
     def __init__(self, ends: dict[str, tuple[Outcome, int, str]], *, on_stderr: bool = False) -> None:
         self.ends, self.on_stderr = ends, on_stderr
@@ -123,6 +126,8 @@ class Container:
     async def run(self, argv: list[str], *, cwd: str, wall_s: float | None = None) -> SandboxResult:
         for word, (outcome, code, output) in self.ends.items():
             if word in " ".join(argv):
+                if code == -1:
+                    raise SessionOverError(outcome)
                 out, err = ("", output) if self.on_stderr else (output, "")
                 return SandboxResult(outcome, code if outcome is Outcome.EXITED else None, out, err, 0.0)
         return SandboxResult(Outcome.EXITED, 0, "", "", 0.0)
@@ -142,11 +147,18 @@ class TestTimeouts:
         assert (verdict.reward, verdict.components["finished"]) == (0.0, 0.0)
         assert judged("repro-gen", {"reproduce": (Outcome.TIMEOUT, 0, "")}, monkeypatch).reward == 0.0
 
+    def test_tests_that_end_the_session_score_zero(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        verdict = judged("eval", {"pytest": (Outcome.MEMORY_LIMIT, -1, "")}, monkeypatch)
+        assert (verdict.reward, verdict.details["outcome"]) == (0.0, "memory_limit")
+        verdict = judged("repro-gen", {"reproduce": (Outcome.EXITED, -1, "")}, monkeypatch)
+        assert (verdict.reward, verdict.details["exit_codes"]["mended"]) == (0.0, "session over: exited")
+
     @pytest.mark.parametrize(
         ("ends", "failure"),
         [
             ({"make ready": (Outcome.TIMEOUT, 0, "")}, "setup_failed"),
             ({"git apply": (Outcome.TIMEOUT, 0, "")}, "setup_failed"),
+            ({"make ready": (Outcome.TIMEOUT, -1, "")}, "setup_failed"),
             ({"git apply": (Outcome.EXITED, 1, "")}, "patch_not_applicable"),
         ],
     )

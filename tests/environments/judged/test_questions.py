@@ -264,6 +264,12 @@ def test_a_judge_without_a_verdict_may_count_as_in_nemo_gym(question: str, rewar
     assert verdict(name, row, "a", script, unclear_counts=True).reward == reward and not script.replies
 
 
+@pytest.mark.parametrize(("question", "reward"), [("no", 0.0), ("yes", 0.0)])
+def test_a_word_in_place_of_a_label_never_pays(question: str, reward: float) -> None:
+    name, row = QUESTIONS[question]
+    assert verdict(name, row, "a", Script(*["No?\nYes."] * 3), unclear_counts=True).reward == reward
+
+
 class Parrot:
     """A judge that repeats what it is shown of the answer, as it is and quoted."""
 

@@ -152,7 +152,9 @@ def test_an_answer_nested_too_deep_is_a_failure_of_who_gave_it() -> None:
 @pytest.mark.parametrize(
     ("fails_over", "status", "reward", "failure"),
     [
-        ("bad", 500, None, "environment_unavailable"),
+        ("bad", 500, 0.0, "environment_unavailable"),
+        ("bad", 200, 0.0, "verify_failed"),
+        ("", 200, None, "verify_failed"),
         ("bad", 422, 0.0, "environment_refused"),
         ("bad", None, None, "environment_unavailable"),
         ("", 500, None, "environment_unavailable"),
@@ -169,11 +171,11 @@ def test_an_answer_that_a_server_fails_over_earns_the_least_if_it_grades_another
         if fails_over in json.dumps(body):
             if status is None:
                 time.sleep(1.0)
-            return status or 200, {"detail": "no"}
+            return status or 200, {"detail": "no", "failure": "verify_failed"}
         return 200, {"reward": 1.0}
 
     with scripted_server(answer) as (url, _):
-        environment = remote(url, timeout_s=0.3)
+        environment = remote(url, timeout_s=0.3 if status is None else 10.0)
         good, bad = asyncio.run(environment.judge_group(ROW, [Response("good"), Response("bad")], [Session()] * 2))
     assert good.reward == (1.0 if fails_over else None)
     assert (bad.reward, bad.failure or bad.details["failure"]) == (reward, failure)

@@ -9,7 +9,7 @@ from nemotron_steps.environments.base import Environment, GradeResult, Response,
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.tools.workplace_assistant import FILES
-from nemotron_steps.errors import DataError
+from nemotron_steps.errors import DataError, UnsupportedError
 
 TABLES = {
     "email": "email_id,inbox/outbox,sender/recipient,subject,sent_datetime,body\n"
@@ -141,6 +141,13 @@ def test_without_databases_they_are_empty() -> None:
     environment.check_row_with_resources(row(sent), "f:1")
     assert grade(environment, [sent], [sent]).reward == 1.0
     assert grade(environment, [sent], []).reward == 0.0
+
+
+def test_databases_that_cannot_be_read_are_told_every_time(environment: Environment, tmp_path: Path) -> None:
+    (tmp_path / FILES["calendar"]).unlink()
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match="not there"):
+            asyncio.run(environment.seed(row()))
 
 
 def test_a_row_for_other_databases_is_refused_by_the_run_and_not_by_data_preparation() -> None:

@@ -83,6 +83,17 @@ class FarExecutor:
         return None
 
 
+class SilentExecutor(FarExecutor):
+    """Its jobs stand nowhere."""
+
+    def status(self, job: str) -> base.JobStatus:
+        return None  # type: ignore[return-value]
+
+
+class WithoutAModel(FarExecutor):
+    profile_model = "FarProfile"  # type: ignore[assignment]
+
+
 class NotAnExecutor:
     pass
 
@@ -93,9 +104,12 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {
         "far": "FarExecutor",
         "broken": "NotAnExecutor",
+        "silent": "SilentExecutor",
+        "text": "WithoutAModel",
     }
     points = [EntryPoint(name, f"{__name__}:{attribute}", base.ENTRY_POINT_GROUP) for name, attribute in names.items()]
     points += points[:1]  # of a package that is on the path twice
+    points += [EntryPoint("twice", f"{__name__}:{name}", base.ENTRY_POINT_GROUP) for name in ("FarExecutor", "Other")]
     monkeypatch.setattr(base, "entry_points", lambda group: points if group == "nemotron_steps.executors" else [])
     FarExecutor.launches.clear()
 
@@ -107,9 +121,23 @@ def test_third_party_executor_is_found_by_its_entry_point(store: ArtifactStore, 
         launching.follow(store, info.id, lambda text: None)
 
 
-def test_a_plugin_that_is_no_executor_is_named(plugins: None) -> None:
-    with pytest.raises(UnsupportedError, match="lacks submit, status, cancel"):
-        find_executor("broken")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("broken", "lacks submit, status, cancel"),
+        ("twice", "several installed packages"),
+        ("text", "profile_model that is not a Profile"),
+    ],
+)
+def test_a_plugin_that_is_no_executor_is_named(plugins: None, name: str, message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        find_executor(name)
+
+
+def test_an_executor_that_does_not_say_where_a_job_stands_is_named(store: ArtifactStore, plugins: None) -> None:
+    info = submit(store, FarProfile(executor="silent"))
+    with pytest.raises(UnsupportedError, match="executor 'silent' does not say where a job stands"):
+        launching.follow(store, info.id, lambda text: None)
 
 
 @pytest.mark.parametrize("name", ["dgxcloud", "skypilot"])

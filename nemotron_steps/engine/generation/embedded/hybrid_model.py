@@ -2,7 +2,7 @@
 for Mamba-2.
 
 Prompts are fed as flat tokens, without padding, which must not touch a state; attention alone pads, to read the cache.
-Experts are two matrix products over all of them, in which those that a token has not chosen weigh nothing.
+For one new token experts are two matrix products over all of them: those that it has not chosen weigh nothing.
 
 Shapes: n flat tokens, B rows, T tokens and W cache columns in view, H hidden, D head size, R query heads per key-value
 head; G groups, N state size, I inner size, C channels and k taps of the convolution; E experts of inner size F.
@@ -29,6 +29,9 @@ from nemotron_steps.engine.generation.embedded.dense_model import ModelWeights, 
 from nemotron_steps.engine.kernels.fused import linear_forward
 from nemotron_steps.engine.policy.mamba.scan import Runs, conv, last_window, scan, time_steps
 from nemotron_steps.models.architecture import Architecture, Mamba2
+
+_ALL_EXPERTS = 4
+"""Every expert is computed for every token of a prompt where there are at most this many times those it chooses."""
 
 
 class MambaWeights(NamedTuple):
@@ -179,10 +182,12 @@ def experts(
     layer: ExpertWeights,
     a: Architecture,
     model: ModelWeights,
-    record: list[torch.Tensor] | None,
+    *,
+    every: bool = True,
+    record: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """x [B, H] with the layer added; `record` takes the chosen experts, int64 [B, k]. Every expert is computed for
-    every token: two products, and no number that the host must know."""
+    """x [B, H] with the layer added; `record` takes the chosen experts, int64 [B, k]. With `every`, every expert is
+    computed for every token: two products, and no number that the host must know."""
     normed = layer_norm(x, layer.norm, model)
     weights, chosen = route(normed, layer, a)
     if record is not None:
@@ -190,6 +195,9 @@ def experts(
     if layer.shared_up is not None and layer.shared_down is not None:
         x = linear_forward(linear_forward(normed, layer.shared_up).relu_().square_(), layer.shared_down, plus=x)
     into = normed if layer.into_latent is None else linear_forward(normed, layer.into_latent)
+    if not every and a.num_experts > _ALL_EXPERTS * a.experts_per_token:
+        routed = _chosen_experts(into, layer, weights, chosen)
+        return x + routed if layer.from_latent is None else linear_forward(routed, layer.from_latent, plus=x)
     inner = linear_forward(into, layer.up).relu_().square_()
     of_expert = torch.zeros((x.size(0), a.num_experts), dtype=x.dtype, device=x.device)
     of_expert.scatter_(1, chosen, weights.to(x.dtype))
@@ -197,6 +205,28 @@ def experts(
     if layer.from_latent is None:
         return linear_forward(inner, layer.down, plus=x)
     return linear_forward(linear_forward(inner, layer.down), layer.from_latent, plus=x)
+
+
+def _chosen_experts(
+    into: torch.Tensor, layer: ExpertWeights, weights: torch.Tensor, chosen: torch.Tensor
+) -> torch.Tensor:
+    """The sum of the experts' outputs [B, H or latent size], each expert over those tokens that chose it."""
+    per_token, count = chosen.size(1), layer.router.size(0)
+    flat = chosen.flatten()
+    order = flat.argsort(stable=True)
+    token = order // per_token
+    sorted_weights = weights.flatten().index_select(0, order).unsqueeze(-1).to(into.dtype)
+    out = torch.zeros_like(into)
+    ups, downs = layer.up.view(count, -1, into.size(1)), layer.down.view(into.size(1), count, -1)
+    begin = 0
+    for expert, tokens in enumerate(torch.bincount(flat, minlength=count).tolist()):
+        if tokens:
+            mine = token[begin : begin + tokens]
+            inner = linear_forward(into.index_select(0, mine), ups[expert]).relu_().square_()
+            inner.mul_(sorted_weights[begin : begin + tokens])
+            out.index_add_(0, mine, linear_forward(inner, downs[:, expert]))
+            begin += tokens
+    return out
 
 
 class _Cells(NamedTuple):
@@ -371,7 +401,7 @@ class CachedHybridModel(CachedModel):
                 assert a.mamba is not None
                 x = mamba(x, layer, a.mamba, next(layer_states))
             elif isinstance(layer, ExpertWeights):
-                x = experts(x, layer, a, model, self.chosen)
+                x = experts(x, layer, a, model, record=self.chosen)
             elif isinstance(layer, MlpWeights):
                 x = mlp(x, layer, model)
             else:
@@ -408,7 +438,7 @@ class CachedHybridModel(CachedModel):
                 x = self._mamba_prefill(x, layer, runs, states, mamba)
                 mamba += 1
             elif isinstance(layer, ExpertWeights):
-                x = experts(x, layer, a, model, self.chosen)
+                x = experts(x, layer, a, model, every=False, record=self.chosen)
             elif isinstance(layer, MlpWeights):
                 x = mlp(x, layer, model)
             else:

@@ -79,8 +79,10 @@ class WorkersTransfer:
             offered = weights
         else:
             if self._local is None:
+                from nemotron_steps.engine.policy.distributed.parallel_dims import device  # as the receivers
+
                 weights = list(weights)  # read once for the plan, once to send
-                self._local = _LocalSender(WeightPlan.of(weights), self._workers, weights[0][1].device)
+                self._local = _LocalSender(WeightPlan.of(weights), self._workers, device())
                 self.open_channel(self._local.offered)
             offered, sending = self._local.offered, self._local.sending(iter(weights))
         with sending:

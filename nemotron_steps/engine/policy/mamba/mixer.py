@@ -34,7 +34,7 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 
 def gated_norm(y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
     """Gate y [T, W], then norm each of its groups."""
-    run = library_for("norm", y) or _GatedNorm.apply
+    run = library_for("norm", y, _GatedNorm.apply, y.shape[1], groups) or _GatedNorm.apply
     return run(y, gate, weight, groups, eps)
 
 

@@ -218,7 +218,7 @@ def conv(states: Tensor, weight: Tensor, bias: Tensor | None, runs: Runs, window
     taps = weight.shape[2] - 1
     gaps = runs.gaps(taps)
     spread: Tensor = _Spread.apply(states, window, runs, taps)
-    run = library_for("convolution", states) or _Conv.apply
+    run = library_for("convolution", states, _Conv.apply, states.shape[1], weight.shape[2]) or _Conv.apply
     out = unpad(run(spread, weight, bias), gaps.cells)
     return F.pad(out, (0, 0, 0, runs.padding)) if runs.padding else out
 
@@ -318,7 +318,7 @@ def scan(
     """y [T, H, P] of the recurrence over every row, and its final states, float32 [rows, H, P, N]. x [T, H, P]; dt
     float32 [T, H], positive; a float32 [H], negative; b, c [T, G, N]; d float32 [H]; initial float32 [runs.roots, H, P,
     N]: states of the rows that continue no other."""
-    scan_level = library_for("scan", x) or _scan_level
+    scan_level = library_for("scan", x, _scan_level, tuple(x.shape[1:]), tuple(b.shape[1:])) or _scan_level
     outs: list[Tensor] = []
     ends: list[Tensor] = []
     for number, level in enumerate(runs.levels):

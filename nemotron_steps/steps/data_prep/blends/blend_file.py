@@ -93,9 +93,9 @@ def read_blend(path: str) -> Blend:
                 )
         found[split] = []
         for entry in entries:
-            path, beside = entry.path, file.parent / entry.path
-            on_hub = hub_name(path) is not None and not beside.exists()
-            elsewhere = "://" in path or Path(path).expanduser().is_absolute() or on_hub
+            named, beside = entry.path, file.parent / entry.path
+            on_hub = hub_name(named) is not None and not beside.exists()
+            elsewhere = "://" in named or Path(named).expanduser().is_absolute() or on_hub
             found[split].append(entry if elsewhere else entry.model_copy(update={"path": str(beside)}))
     return found
 

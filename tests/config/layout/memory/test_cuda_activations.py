@@ -21,7 +21,7 @@ from tests.models.checkpoints import write_checkpoint
 
 triton_kernels = pytest.importorskip("nemotron_steps.engine.kernels.triton_kernels")
 triton_attention = pytest.importorskip("nemotron_steps.engine.kernels.triton_attention")
-KERNELS = ("_swiglu_forward", "_heads_forward")
+KERNELS = ("_swiglu_forward", "_heads_forward", "_squared_relu_forward")
 
 
 class _NotLaunched:

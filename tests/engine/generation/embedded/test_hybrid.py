@@ -11,6 +11,7 @@ from nemotron_steps.engine.generation.embedded.decode_batch import DecodeBatch, 
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
 from nemotron_steps.engine.generation.embedded.hybrid_model import (
     CachedHybridModel,
+    ExpertWeights,
     experts,
     mamba_step,
     mamba_step_on_device,
@@ -161,10 +162,22 @@ def test_the_step_of_a_cuda_graph_is_the_same_and_reads_nothing_back_to_the_host
         layer, place = on_device.layers(5)[0], on_device.place
         with _Count() as count:
             found = mamba_step_on_device(x, mamba, a.mamba, model.weights, layer, place)
-            experts(found, routed, a, model.weights, None)
+            experts(found, routed, a, model.weights)
         close(found, expected)
         close(on_device.ssm[0], states.ssm[0])
         assert len(count.found) > 20
         assert not any("local_scalar" in name or "nonzero" in name or "bincount" in name for name in count.found)
         states.advance()
         on_device.advance()
+
+
+@torch.inference_mode()
+def test_a_prompts_tokens_go_through_the_experts_that_they_chose_alone() -> None:
+    model = hybrid("many-experts")
+    a, layer = model.architecture, next(each for each in model.layers if isinstance(each, ExpertWeights))
+    x = torch.randn(40, a.hidden_size, generator=torch.Generator().manual_seed(0))
+    expected = experts(x, layer, a, model.weights)
+    close(experts(x, layer, a, model.weights, every=False), expected)
+    with _Count() as count:
+        PrefixCache(model, 64).compute([tuple(prompt_of(0, 40))])
+    assert any("bincount" in name for name in count.found)

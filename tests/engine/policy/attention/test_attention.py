@@ -57,6 +57,16 @@ def test_kernels_that_compute_something_else_are_left_alone(wrong, monkeypatch, 
     assert ("a wrong result" in caplog.text) is (wrong is not None)
 
 
+def test_a_want_of_memory_says_nothing_of_the_kernels(monkeypatch):
+    def forward(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    kernels = pytest.importorskip("nemotron_steps.engine.kernels.triton_attention")
+    monkeypatch.setattr(kernels, "attention_forward", forward)
+    with pytest.raises(torch.OutOfMemoryError):
+        attention._works(CPU, torch.float32, 4, 2, 64)
+
+
 def test_other_sizes_of_heads_are_not_taken(monkeypatch):
     monkeypatch.setattr(attention, "_works", lambda *_: True)
 

@@ -1,5 +1,7 @@
-"""Libraries' scan, convolution and norm, called as they document it, give the plain code's results."""
+"""Libraries' scan, convolution and norm, called as they document it, give the plain code's results; what does not
+work is left alone."""
 
+import logging
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -13,6 +15,7 @@ from nemotron_steps.engine.policy.mamba.scan import Runs, conv, scan
 from tests.engine.policy.mamba import recurrence as stand_ins
 from tests.engine.policy.mamba.test_scan import inputs
 
+CPU = torch.device("cpu")
 MODULES = {
     "mamba_ssm.ops.triton.ssd_combined": "mamba_chunk_scan_combined",
     "mamba_ssm.ops.triton.layernorm_gated": "rmsnorm_fn",
@@ -69,14 +72,11 @@ def test_a_library_convolves_rows_and_suffixes_and_norms_groups(installed, monke
     monkeypatch.setattr(scan_module, "library_for", lambda *_: library)
     for mine, theirs in zip(gradients(call, given), expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
-    norm = libraries.mamba_ssm_norm()
-    y, gate, weight = (torch.randn(shape, requires_grad=True) for shape in ((7, 12), (7, 24), (12,)))
-    results = []
-    for run in (norm, mixer_module._GatedNorm.apply):
-        out = run(y, gate[:, :12], weight, 3, 1e-5)
-        results.append([out, *torch.autograd.grad(out.cos().sum(), (y, gate, weight))])
-    for mine, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+    libraries.try_conv(library, scan_module._Conv.apply, CPU, torch.float32, 6, 4)
+    plain = mixer_module._GatedNorm.apply
+    libraries.try_norm(libraries.mamba_ssm_norm(), plain, CPU, torch.float32, 12, 3)
+    with pytest.raises(RuntimeError, match="away from the plain one"):
+        libraries.try_norm(lambda *g: plain(*g) * torch.nan, plain, CPU, torch.float32, 12, 3)
 
 
 def test_the_triton_part_needs_no_cuda_extension(tmp_path, monkeypatch):
@@ -107,7 +107,77 @@ def test_batches_of_rows_are_less_than_half_padding():
     assert batches.filled.sum() == sum(lengths)
 
 
+def attempt(candidate):
+    libraries.try_scan(candidate, scan_module._scan_level, CPU, torch.float32, (2, 3), (1, 4))
+
+
+def wrong_state(*arguments):
+    out, end = scan_module._scan_level(*arguments)
+    return out, None if end is None else end.transpose(2, 3).reshape(end.shape)
+
+
+def wrong_gradient(tokens, *arguments):
+    return scan_module._scan_level([tensor.detach() + 0 * tensor for tensor in tokens], *arguments)
+
+
+def refuses(*arguments):
+    raise NotImplementedError("no gradient on this GPU\nand a long explanation")
+
+
+def absent():
+    import absent.ops  # noqa: F401
+
+
+def broken():
+    raise OSError("undefined symbol")
+
+
+@pytest.mark.parametrize(
+    ("name", "load", "told"),
+    [
+        ("absent", absent, None),
+        ("broken", broken, "undefined symbol"),
+        ("refuses", lambda: refuses, "no gradient on this GPU"),
+        ("another state", lambda: wrong_state, "away from the plain one"),
+        ("another gradient", lambda: wrong_gradient, "away from the plain one"),
+    ],
+)
+def test_what_does_not_work_is_left_alone(name, load, told, caplog):
+    with caplog.at_level(logging.INFO):
+        assert libraries.if_it_works("scan", name, load, attempt) is None
+    assert [record.getMessage().endswith(told) for record in caplog.records] == ([True] if told else [])
+
+
+def test_a_trial_leaves_the_pass_that_asks_alone(installed, caplog):
+    """The first pass may run without gradients, or under hooks that count what is saved, as checkpointing does."""
+    saved = []
+    given = "scan", "mamba_ssm", libraries.mamba_ssm_scan, attempt
+    with torch.no_grad(), torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        assert libraries.if_it_works(*given) is not None
+    assert not saved
+    with torch.inference_mode(), caplog.at_level(logging.INFO):
+        assert libraries.if_it_works(*given) is not None
+    assert [record.getMessage() for record in caplog.records] == ["the Mamba-2 scan is that of mamba_ssm"]
+
+
 def test_on_cpu_and_in_float32_there_is_none():
-    assert libraries.library_for("convolution", torch.zeros(1, 2).bfloat16()) is None
+    assert libraries.library_for("convolution", torch.zeros(1, 2).bfloat16(), scan_module._Conv.apply, 2, 4) is None
     on_cuda = SimpleNamespace(is_cuda=True, dtype=torch.float32)
-    assert libraries.library_for("convolution", on_cuda) is None
+    assert libraries.library_for("convolution", on_cuda, scan_module._Conv.apply, 2, 4) is None
+
+
+def test_without_memory_for_a_trial_the_plain_code_is_taken_once_and_the_library_tried_again(monkeypatch):
+    trials = []
+
+    def attempt(*_):
+        trials.append(1)
+        if len(trials) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def library(*_):
+        raise AssertionError
+
+    monkeypatch.setitem(libraries.LIBRARIES, "scan", ("fake", lambda: library, attempt))
+    x = SimpleNamespace(is_cuda=True, device=CPU, dtype=torch.bfloat16)
+    assert [libraries.library_for("scan", x, scan, (3, 7), (1, 9)) for _ in range(3)] == [None, library, library]
+    assert len(trials) == 2

@@ -69,6 +69,15 @@ def test_a_file_that_is_no_blend_names_the_key(tmp_path: Path, text: str, where:
     assert caught.value.where == f"{path}{where}" and found in str(caught.value.found)
 
 
+def test_two_data_sets_of_one_name_are_told_with_the_file_of_the_blend(tmp_path: Path):
+    (tmp_path / "blend.json").write_text(
+        json.dumps({"train": [{"name": "a", "path": "a.jsonl"}], "valid": [{"name": "b", "path": "b.jsonl"}] * 2})
+    )
+    with pytest.raises(DataError, match="have one name") as caught:
+        read_blend(str(tmp_path / "blend.json"))
+    assert caught.value.where == str(tmp_path / "blend.json")
+
+
 def test_each_split_of_a_blend_is_mixed_and_weighted_by_itself(run: Run):
     done = prepared(run, GOLDEN / "blend.json", rows=SplitRows(validation=2, heldout=2))
     for split in ("train", "validation", "heldout"):
