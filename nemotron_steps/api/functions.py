@@ -19,6 +19,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -134,11 +135,14 @@ def _definition(function: FunctionType) -> str:
     except (OSError, SyntaxError):
         raise _NotWritable(f"'{own}' has no source here (typed into `python`, or made by code)") from None
     node = next(each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
-    for default in (*node.args.defaults, *node.args.kw_defaults):
-        try:
-            ast.literal_eval(default or "None")
-        except ValueError:
-            raise _NotWritable(f"default arguments of '{own}' are not constants") from None
+    if vars(function):
+        raise _NotWritable(f"'{own}' is decorated, or has attributes, which are not in its source")
+    as_written = None
+    with suppress(ValueError):
+        defaults = (*node.args.defaults, *filter(None, node.args.kw_defaults))
+        as_written = [ast.literal_eval(each) for each in defaults]
+    if as_written != [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]:
+        raise _NotWritable(f"default arguments of '{own}' are not constants")
     return ast.unparse(node)
 
 

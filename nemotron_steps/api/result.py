@@ -199,7 +199,8 @@ class Result:
 
         Raises UnknownNameError where that step made none, or several: `outputs[PORT].save` has any."""
         steps = self.steps
-        making = [key for key in self._report.goals if model_ports(steps[key].outputs)]
+        types, asked = load_registry().types, [step for step in self._report.steps if step.key in self._report.goals]
+        making = [s.key for s in asked if any(is_model(each, types) for each in s.plan.get("produces", {}).values())]
         made = steps[making[-1]].outputs if making else {}
         models = model_ports(made)
         if len(models) != 1:

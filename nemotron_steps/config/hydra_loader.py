@@ -23,7 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf._impl import select_node
 from omegaconf._utils import get_yaml_loader, split_key
 from omegaconf.errors import OmegaConfBaseException
@@ -334,7 +334,7 @@ def _resolve(config: DictConfig, unresolved: Any, origins: Mapping[KeyPath, str]
     try:
         values = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException:
-        raise_problems([*_broken(config, unresolved, origins)], "the interpolations")
+        raise_problems([*_broken(config, (), origins)], "the interpolations")
         raise
     assert isinstance(values, dict)
     problems = []
@@ -347,17 +347,22 @@ def _resolve(config: DictConfig, unresolved: Any, origins: Mapping[KeyPath, str]
     return {str(key): value for key, value in values.items()}
 
 
-def _broken(config: DictConfig, unresolved: Any, origins: Mapping[KeyPath, str]) -> Iterator[ConfigError]:
+def _broken(node: Any, path: KeyPath, origins: Mapping[KeyPath, str]) -> Iterator[ConfigError]:
     """The interpolations that do not resolve."""
-    for path, text in nodes(unresolved):
-        key = ".".join(path)
-        try:
-            if isinstance(text, str) and "${" in text:
-                OmegaConf.select(config, key)
-        except OmegaConfBaseException as error:
-            reason, hints = first_line(error), [f"{key}=VALUE"]
-            if unset := re.search(r"Environment variable '(\w+)' not found", str(error)):
-                hints.insert(0, f"export {unset[1]}=VALUE")
-                reason = f"environment variable {unset[1]} is not set"
-            what = f"'{key}' does not resolve: {reason}"
-            yield ConfigError(what, where=origin_of(origins, path), found=text, hints=hints)
+    if isinstance(node, DictConfig | ListConfig) and not node._is_interpolation():
+        if node._is_none() or node._is_missing():
+            return
+        keys: list[Any] = list(node.keys()) if isinstance(node, DictConfig) else list(range(len(node)))
+        for key in keys:
+            yield from _broken(node._get_node(key), (*path, str(key)), origins)
+        return
+    try:
+        node._maybe_dereference_node(throw_on_resolution_failure=True)
+    except OmegaConfBaseException as error:
+        key, reason = ".".join(path), first_line(error)
+        hints = [f"{key}=VALUE"]
+        if unset := re.search(r"Environment variable '(\w+)' not found", str(error)):
+            hints.insert(0, f"export {unset[1]}=VALUE")
+            reason = f"environment variable {unset[1]} is not set"
+        what, where = f"'{key}' does not resolve: {reason}", origin_of(origins, path)
+        yield ConfigError(what, where=where, found=str(node._value()), hints=hints)

@@ -367,24 +367,33 @@ def load_environment(cwd: Path | None = None) -> Environment:
     return Environment(profiles, lines, mirrors)
 
 
+_IN_BRACES = r"[^{}]*"
+for _ in range(3):  # a default may have one of its own, and so may that
+    _IN_BRACES = rf"(?:[^{{}}]|\{{{_IN_BRACES}\}})*"
+
+
 def _filled(value: Any, where: str) -> Any:
     """A profile's value with `${oc.env:NAME}` and `${oc.env:NAME,default}` replaced by what the environment has."""
     if isinstance(value, dict):
         return {key: _filled(item, where) for key, item in value.items()}
     if isinstance(value, list):
         return [_filled(item, where) for item in value]
+    if not isinstance(value, str):
+        return value
 
     def read(found: re.Match[str]) -> str:
         name, default = found[1], found[2]
         note_variables((name,))
-        if name not in os.environ and default is None:
-            hints = (f"export {name}=...",)
-            raise ConfigError(f"environment variable {name} is not set", where=where, found=found[0], hints=hints)
-        return os.environ.get(name, re.sub(r"^(['\"])(.*)\1$", r"\2", default or ""))
+        text = os.environ.get(name)
+        if text is None and default is not None:
+            return str(_filled(re.sub(r"^(['\"])(.*)\1$", r"\2", default), where))
+        if text is None:
+            raise ConfigError(
+                f"environment variable {name} is not set", where=where, found=found[0], hints=(f"export {name}=...",)
+            )
+        return text
 
-    for _ in range(3 if isinstance(value, str) else 0):  # a default may have a variable of its own, and so may that
-        value = re.sub(r"\$\{oc\.env:([A-Za-z_]\w*)(?:,([^{}]*))?\}", read, value)
-    return value
+    return re.sub(rf"\$\{{oc\.env:([A-Za-z_]\w*)(?:,({_IN_BRACES}))?\}}", read, value)
 
 
 def _table_lines(text: str) -> dict[tuple[str, str], int]:
@@ -404,7 +413,14 @@ def _table_lines(text: str) -> dict[tuple[str, str], int]:
 
 def _validated(model: type[TableT], values: Mapping[str, Any], table: str, lines: Mapping[str, str]) -> TableT:
     origins: dict[KeyPath, str] = {(key,): where for key, where in lines.items()}
-    return validate(ComposedConfig(f"[{table}]", dict(values), {}, origins, lines[""]), model)
+    try:
+        return validate(ComposedConfig(f"[{table}]", dict(values), {}, origins, lines[""]), model)
+    except ConfigError as error:
+        for each in error.problems or (error,):
+            each.what += f" in [{table}]"
+            added = [_appended(lines[""], f'{hint[:-6]} = "..."') for hint in each.hints if hint.endswith("=VALUE")]
+            each.hints = (*(hint for hint in each.hints if hint.startswith("sed ")), *added)
+        raise
 
 
 def _appended(where: str, text: str) -> str:

@@ -61,6 +61,8 @@ class StepConfig:
     """Dotted key → the environment variables it takes its value from, for those that are set."""
     job: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """See PlannedStep."""
+    unread: str | None = None
+    """Why the config of a step without an implementation here cannot be read."""
 
     @cached_property
     def flat(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 before everything has been looked at."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -87,10 +87,26 @@ def resolve(
         tuple(node.planned(subjects.get(node.key)) for node in order),
         tuple(node.key for node in nodes),
         request.name or request.command,
-        tuple(sources.notes),
+        (*sources.notes, *_remarks(order, nodes, graph)),
         unfilled,
         sources.taken,
     )
+
+
+def _remarks(order: Sequence[Node], goals: Sequence[Node], graph: Graph) -> Iterator[str]:
+    """What stops nothing, each one sentence."""
+    for manifest in (node.manifest for node in goals):
+        if hidden := graph.registry.hidden_by(manifest):
+            yield f"{manifest.id} is that of pack {manifest.pack}; there is also {' and '.join(hidden)}"
+    for node in order:
+        if node.config.unread is not None:
+            yield f"the config of {node.key}, which has no implementation here, cannot be read: {node.config.unread}"
+        for port, source in node.inputs.items():  # environment variables that are set and change nothing here
+            key = next(iter(node.manifest.inputs[port].bindings), None)
+            taken = key is None or getattr(source, "config_key", None) == key
+            for name in () if taken else node.config.variables.get(key or "", ()):
+                instead = f'--input {port}="${name}" takes it instead'
+                yield f"{name} is set, but '{port}' of {node.key} is {graph.label(source)}; {instead}"
 
 
 def _hint_at_fed(problem: StepsError, converter: Node, order: Sequence[Node]) -> None:

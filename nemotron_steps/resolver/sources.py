@@ -95,7 +95,7 @@ def add_goal(goal: Goal, request: Request, graph: Graph, because: str) -> Node |
         name, _, value = override.lstrip("+").partition("=")
         port = manifest.inputs.get(name.partition(".")[0])
         for owner, problem in graph.uncomposed if port is not None and (port.many or port.name == name) else ():
-            if owner is node and f"'{name}'" in problem.what:
+            if owner is node and any(f"'{each}'" in problem.what for each in (name, name.partition(".")[0])):
                 given = shlex.quote(redact_text(f"{stage}{name}={value}"))
                 problem.hints = (f"--input {given}", *problem.hints)
     return node

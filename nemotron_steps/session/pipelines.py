@@ -91,11 +91,12 @@ def _overridden(
     """The request fanned out, with overrides of stages and, after what they are fanned out over, of instances. `own`:
     the stage of overrides that name none."""
     _refuse_repeats(axes)
+    instances = {goal.name for goal in fanned_out(chain, axes).goals if goal.instance is not None}
     overrides: dict[str, list[str]] = {}
     for text in request.overrides:
         key = text.lstrip("+~")
         stage, _, rest = key.partition(".")
-        if own is not None and not stage.startswith(f"{own}-"):
+        if own is not None and stage not in instances:
             stage, rest = own, key
         overrides.setdefault(stage, []).append(text[: len(text) - len(key)] + rest)
 
@@ -239,7 +240,8 @@ def _pipeline_axes(over: Sequence[str], stages: list[str], has_key: HasKey) -> l
             if not found or not rest:
                 what = f"no stage has a config key '{rest}'" if stage == "*" else f"'{key}' names no stage"
                 expected = f"STAGE.KEY=V1,V2 with STAGE one of {', '.join(stages)}, or * for every stage with that key"
-                raise UsageError(what, where=f"--over {text}", expected=expected, hints=(f"--over '*.{text}'",))
+                hints = () if stage == "*" else (f"--over '*.{text}'",)
+                raise UsageError(what, where=f"--over {text}", expected=expected, hints=hints)
             pairs |= dict.fromkeys((name, rest) for name in found)
         axes.append(Axis(list(pairs), values))
     return axes

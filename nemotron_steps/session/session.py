@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.errors import RequestError, StepsError
+from nemotron_steps.errors import ConfigError, RequestError, StepsError
 from nemotron_steps.session.run_request import UsageError
 
 if TYPE_CHECKING:
@@ -71,8 +71,6 @@ class Session:
         """The request with steps by their ids, with `-c auto` as the config it stands for, with `-c NAME` as
         `./NAME.yaml`, where no step asked for has a config NAME and that file is, and with the name of the run that it
         goes on with."""
-        from nemotron_steps.config.compose import is_path
-
         request = replace(request, targets=tuple(map(self.registry.step_id, request.targets)))
         if resume and request.name is None:
             from nemotron_steps.runs.run_folder import get_run
@@ -80,12 +78,21 @@ class Session:
             request = replace(request, name=get_run(self.store, resume).given_name or None)
         if request.config == AUTO:
             request = replace(request, config=self.device_config(request.targets[-1], request.profile))
-        config = request.config
-        if config is None or is_path(config) or not Path(f"{config}.yaml").is_file() or self._pipeline(request):
-            return request
-        steps = [step for target in request.targets if (step := self.registry.find_step(target)) is not None]
-        own = any(config in self._search_path(step).names() for step in steps)
-        return request if own else replace(request, config=f"./{config}.yaml")
+        file, own = self._file_called(request)
+        return request if own or file is None else replace(request, config=file)
+
+    def _file_called(self, request: RunRequest) -> tuple[str | None, str | None]:
+        """`./NAME.yaml` for `-c NAME`, if it is a file of the working directory, and the pipeline or first step asked
+        for whose config NAME is meant instead."""
+        from nemotron_steps.config.compose import is_path
+
+        config, file = request.config, f"./{request.config}.yaml"
+        if config is None or is_path(config) or not Path(file).is_file():
+            return None, None
+        if (pipeline := self._pipeline(request)) is not None:
+            return file, pipeline.name
+        steps = (self.registry.find_step(target) for target in request.targets)
+        return file, next((s.id for s in steps if s is not None and config in self._search_path(s).names()), None)
 
     def device_config(self, target: str, profile_name: str | None) -> str | None:
         """What `-c auto` stands for: the step's config for the GPUs of a profile, or of this machine; its default, of a
@@ -140,12 +147,17 @@ class Session:
             known=known,
             allow_unfilled=allow_unfilled,
         )
+        file, own = self._file_called(request)
+        notes = [f"-c {request.config} is that of {own}, not {file}"] if file and own else []
         try:
-            self.job_profile(request, found, looked_up=False)
-        except NoImageError:
+            job = self.job_profile(request, found, looked_up=False)
+        except NoImageError as lacking:
             if not allow_unfilled:
                 raise
-        return found
+            job = lacking.profile
+        if profile is not None and job is not None:
+            notes += _node_notes(found, profile, job, f"[{request.profile}]")
+        return replace(found, warnings=(*found.warnings, *notes))
 
     def job_profile(self, request: RunRequest, plan: Plan, *, looked_up: bool = True) -> Profile | None:
         """The profile as a plan's job is submitted under it: with the image, the nodes and the GPUs of its steps.
@@ -211,7 +223,13 @@ class Session:
         manifest = self.registry.step(step_id)
         reference = manifest.step.config_schema
         schema = None if reference is None else load_schema(reference)
-        found = compose(config_name, overrides, search=self._search_path(manifest), schema=schema)
+        try:
+            found = compose(config_name, overrides, search=self._search_path(manifest), schema=schema)
+        except ConfigError as error:
+            # Written for another tool, with resolvers and defaults of its own: its ports can still be checked.
+            if schema is not None or manifest.step.entry is not None:
+                raise
+            return self._composed.setdefault(key, StepConfig({}, unread=error.what))
         values, known = found.values, None
         if schema is not None:
             bound = frozenset(key for port in manifest.consumes for key in port.bindings)
@@ -313,3 +331,15 @@ class Session:
         if not file.is_file():
             raise RequestError("no such pipeline file", where=named[0], hints=("steps list",))
         return load_pipeline_file(file)
+
+
+def _node_notes(plan: Plan, profile: Profile, job: Profile, named: str) -> list[str]:
+    """Where the nodes of a plan's job are not those that its profile or its steps say."""
+    notes = []
+    if job.nodes != profile.nodes and "nodes" in profile.model_fields_set:
+        notes = [f"the job has {job.nodes} nodes, as its steps say, and not the {profile.nodes} of {named}"]
+    for step in plan:
+        wanted, uses = (step.job.get(key, (None,))[0] for key in ("nodes", "cluster.num_nodes"))
+        if wanted and uses and wanted > uses:
+            notes.append(f"run.env.nodes={wanted}: {step.key} works on {uses} of them, its cluster.num_nodes")
+    return notes

@@ -111,6 +111,8 @@ DEF = "def score(completions, **c):\n    return "
         (f"from functools import cache\n@cache\ndef known(x):\n    return x\n{DEF}known(1)",
          "uses 'known', a functools._lru_cache_wrapper of this process"),
         ("k = 2\ndef score(completions, k=k, **c):\n    return k", "default arguments of 'score' are not constants"),
+        (f"{DEF}1\nscore.weight = 2", "'score' is decorated, or has attributes"),
+        ("def score(completions, k=1, **c):\n    return k\nscore.__defaults__ = (2,)", "default arguments of 'score'"),
         (f"deep = [{{1: object()}}]\n{DEF}deep", "uses 'deep', a builtins.list of this process"),
         (f"API_KEY = 'x'\n{DEF}API_KEY", "uses 'API_KEY', which may be a secret"),
         (f"{DEF}'sk-proj-4f9aB2cD8eF1gH3jK5mN7pQ9rS0tU2vW4xY6z'", "looks like a secret"),

@@ -74,9 +74,12 @@ def test_a_failure_is_raised_and_the_same_call_goes_on(monkeypatch: pytest.Monke
     assert failed.metrics["loss"] and "error[E600]" in failed._repr_html_()
     with pytest.raises(StepsError, match="NaN"):
         failed.wait()
-    monkeypatch.setattr("nemotron_steps.session.publish.is_model", lambda *_: True)
-    with pytest.raises(UnknownNameError, match="no model"):  # the rows are of a step that was not asked for
-        failed.save("copy")
+    monkeypatch.setattr("nemotron_steps.api.result.is_model", lambda *_: True)
+    with pytest.raises(NonFiniteLossError):
+        plan(["toy/make", "toy/train"], end="diverge", name="both").run(progress=False)
+    for each in (failed, open_run("both")):
+        with pytest.raises(UnknownNameError, match="no model"):  # the rows are of an earlier step
+            each.save("copy")
     resumed = run("toy/train", config="tiny", resume="shaky", progress=False)
     assert resumed.id == failed.id == open_run("shaky").id and resumed.status == "done"
     again = plan("toy/train", config="tiny").run(name="again", progress=False)

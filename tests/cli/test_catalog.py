@@ -112,6 +112,10 @@ def test_a_step_without_an_implementation_is_planned_and_says_so_on_run(
     for step in ("curate/filter", "public:sft/automodel"):
         assert f"step '{step}' has no implementation here" in refused.err
     assert cli("runs", "--json").json == []
+    other = cli("plan", "public:sft/megatron_bridge", "--input", f"packed_parquet={rows}", "--json")
+    assert other.code == 0 and "megatron_bridge, which has no implementation" in other.json["warnings"][0], other.out
+    (note,) = cli("plan", "sft/automodel", "-c", "tiny", "--input", f"chats={rows}", "--json").json["warnings"]
+    assert note == "sft/automodel is that of pack nemotron_steps; there is also public:sft/automodel"
 
 
 def test_configs_of_a_pack_belong_to_its_own_step_of_that_id(

@@ -271,6 +271,10 @@ def test_the_config_the_profile_and_the_command_line_say_what_a_job_is(
     else:
         assert said.code == 0, said.err
         assert {key: options.get(key) for key in expected} == expected
+        out = " ".join(said.out.split())
+        idle = "run.env.nodes=110: rl/nemo_rl/rlvr works on 109 of them, its cluster.num_nodes"
+        assert (idle in out) is (expected.get("nodes") == "110")
+        assert f"has {options['nodes']} nodes, as its steps say, and not the 2 of [YOUR-CLUSTER]" in out
 
 
 def test_stages_of_several_images_are_no_one_job_unless_the_profile_names_one(submitted: Any, workplace: Path) -> None:

@@ -274,8 +274,9 @@ def test_several_fan_outs_are_every_combination_and_rates_are_not_averaged_with_
         (("toy/make", "toy/train", "--over", "seed=1,2"), "a list of steps is neither"),
         (("seeds", "--over", "seed=1,2"), "--over '*.seed=1,2'"),
         (("seeds", "--over", "*.sede=1,2"), "no stage has a config key 'sede'"),
+        (("toy/train", "--over", "seed=7,8", "train-9.end=bug"), "unknown key 'train-9'"),
     ],
 )
 def test_what_cannot_be_fanned_out_is_refused_with_what_can(arguments, said, cli, seeds):
     wrong = cli("plan", *arguments)
-    assert wrong.code == 2 and said in wrong.err
+    assert wrong.code == 2 and said in wrong.err and "*.*" not in wrong.err

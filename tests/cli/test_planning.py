@@ -141,6 +141,21 @@ def test_a_name_is_a_file_where_no_step_has_a_config_of_that_name(cli: Cli, work
     assert yaml.safe_load((workplace / "home/runs" / run / "config.yaml").read_text())["toy/train"]["steps"] == 5
     assert cli("plan", "toy/train", "-c", "mine", "--json").json["steps"][-1]["config"].endswith("mine.yaml")
     assert "has no config 'other'" in cli("plan", "toy/train", "-c", "other").err
+    (workplace / "tiny.yaml").write_text("steps: 5\n")
+    shown = cli("run", "toy/train", "-c", "tiny", "-d", "--json").json
+    assert shown["configs"]["toy/train"]["steps"] == 3
+    assert shown["warnings"] == ["-c tiny is that of toy/train, not ./tiny.yaml"]
+
+
+def test_a_variable_that_is_set_and_not_taken_is_told(
+    cli: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOY_ROWS", "other.jsonl")
+    (workplace / "own.yaml").write_text("defaults: [default]\ndata: {path: '${oc.env:TOY_ROWS}'}\n")
+    (said,) = cli("plan", "toy/make", "toy/train", "-c", "own", "--json").json["warnings"]
+    assert (
+        said == "TOY_ROWS is set, but 'rows' of toy/train is toy/make.rows; --input rows=\"$TOY_ROWS\" takes it instead"
+    )
 
 
 def test_logs_as_json_are_events_and_metrics_in_order(cli: Cli) -> None:

@@ -73,6 +73,11 @@ def test_the_last_words_of_a_process_that_dies_are_handed_on(workplace: Path) ->
     done = subprocess.run([sys.executable, "-c", code], cwd=workplace, capture_output=True, text=True, timeout=60)
     assert done.returncode == 3
     assert done.stderr.index("the last words") < done.stderr.index("error[E710]")
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=workplace, stderr=subprocess.PIPE, stdout=-1)
+    for reader in (process.stdout, process.stderr):
+        assert reader is not None
+        reader.close()  # and nobody listens any more
+    assert process.wait(60) == 3
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -106,7 +111,7 @@ def test_a_worker_that_hears_no_signal_is_ended_sooner_after_a_second(
         f"    time.sleep({2 if hears else 60})\n"
         "    return 0\n"
         "stopping.note()\n"
-        f"supervise._UNHEARD_S, supervise._AGAIN_S = {(0.5, 60) if signals == 1 else (60, 0.5)}\n"
+        f"supervise._UNHEARD_S, supervise._UNHEARD_AGAIN_S = {(0.5, 60) if signals == 1 else (60, 0.5)}\n"
         "from nemotron_steps.cli.errors import report\n"
         "sys.exit(supervise.supervise(work, lambda error: report(error, as_json=False)))\n"
     )

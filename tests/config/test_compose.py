@@ -142,6 +142,14 @@ def test_environment_interpolation_with_default(configs, monkeypatch):
     assert compose(None, search=search).values["judge"]["model"] == "/models/judge"
 
 
+@pytest.mark.parametrize("key", ["'a.b'", "3"])
+def test_an_interpolation_that_does_not_resolve_is_told_whatever_its_key(key, configs):
+    search = configs({"rl/toy/default.yaml": f"judge: {{{key}: '${{oc.env:RL_NOT_SET}}'}}\n"})
+    with pytest.raises(ConfigError, match="RL_NOT_SET is not set") as caught:
+        compose(None, search=search)
+    assert caught.value.hints[0] == "export RL_NOT_SET=VALUE"
+
+
 def test_a_mandatory_value_that_nobody_set(configs):
     search = configs({"rl/toy/default.yaml": "steps: ???\n"})
     with pytest.raises(ConfigError) as caught:

@@ -61,15 +61,19 @@ def test_a_variable_names_the_file_in_place_of_the_nearest(write, tmp_path, monk
 
 
 def test_values_read_the_environment_and_say_which_variable_is_missing(write, monkeypatch):
-    write('[a]\nenv_vars = {HF_TOKEN = "${oc.env:SITE_SECRET}", MODE = "${oc.env:SITE_MODE,fast}"}\n')
+    write('[a]\nenv_vars = {HF_TOKEN = "${oc.env:SITE_SECRET}", MODE = "${oc.env:M,${oc.env:N,${oc.env:O,a{b}}}}"}\n')
     monkeypatch.setenv("SITE_SECRET", "hf_qwertyuiop")
     profile = load_environment().profile("a", profile_model)
-    assert profile.env_vars == {"HF_TOKEN": "hf_qwertyuiop", "MODE": "fast"}
+    assert profile.env_vars == {"HF_TOKEN": "hf_qwertyuiop", "MODE": "a{b}"}
     assert "qwertyuiop" not in repr(profile.shown())
     monkeypatch.delenv("SITE_SECRET")
     with pytest.raises(ConfigError, match="SITE_SECRET is not set") as caught:
         load_environment().profile("a", profile_model)
     assert caught.value.where.endswith("env.toml:2") and caught.value.hints == ("export SITE_SECRET=...",)
+    write('[a]\nexecutor = "lepton"\ncontainer_image = "x"\n')
+    with pytest.raises(ConfigError, match=r"'resource_shape' must be given a value in \[a\]") as caught:
+        load_environment().profile("a", profile_model)
+    assert caught.value.hints == (f"""sed -i '1a resource_shape = "..."' {os.path.abspath("env.toml")}""",)
 
 
 @pytest.mark.parametrize("name", ["", "A=B", "A;true", "1A"])
