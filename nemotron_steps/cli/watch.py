@@ -235,22 +235,33 @@ class _RunConfigs:
 
 
 class LineDisplay:
-    """Timestamped lines, those of metrics and progress at most one every few seconds."""
+    """Timestamped lines; of metrics and progress one every few seconds at most, and the latest before any other."""
 
     def __init__(self, out: Terminal) -> None:
         self._terminal = out
         self._last = 0.0
+        self._held: Record | None = None
 
     def __call__(self, record: Record) -> None:
-        """Print a record, unless it comes too soon, or is said at the run's end."""
-        kind, text = record["kind"], record_line(record)
+        """Print a record, or hold it back; not what is said at the run's end."""
+        kind = record["kind"]
         if kind in ("sample", "run_finished", "summary"):
             return
         if kind in ("metrics", "progress"):
+            if kind == "progress" and self._held is not None and self._held["kind"] == "metrics":
+                return
             now = time.monotonic()
             if now - self._last < _SECONDS_BETWEEN_LINES:
+                self._held = record
                 return
             self._last = now
+        elif self._held is not None:
+            self._write(self._held)
+        self._held = None
+        self._write(record)
+
+    def _write(self, record: Record) -> None:
+        kind, text = record["kind"], record_line(record)
         if kind == "progress":
             count = f" {number(record['completed'])}/{number(record['total'])}" if record["total"] else ""
             text = f"[{record['step']}] {record['description']}{count}"
