@@ -273,7 +273,7 @@ def test_full_disk_is_one_clear_error_and_nothing_is_lost(small_disk: Path) -> N
     assert "run the same command again" in output and "Traceback" not in output
     assert contents(home) == before
     ballast.unlink()
-    child = Child(home, "train.file_bytes=200000", "train.steps=8")
+    child = Child(home, "train.file_bytes=100000", "train.steps=8")
     output = child.finish()
     assert child.returncode == 0, output
     assert before.items() <= contents(home).items()
