@@ -312,6 +312,17 @@ def as_storage_error(error: BaseException, where: Path | str) -> StorageError | 
     return error if isinstance(error, StorageError) else None
 
 
+def licence_in(folder: Path) -> str:
+    """The licence in the front matter of a folder's README.md, as cards of the hub have it; empty without one."""
+    import yaml
+
+    with suppress(OSError, ValueError, yaml.YAMLError, LookupError, TypeError):
+        front = yaml.safe_load((folder / "README.md").read_text(encoding="utf-8").split("---\n")[1])
+        found = front["license_name" if front["license"] == "other" and "license_name" in front else "license"]
+        return ", ".join(map(str, found)) if isinstance(found, list) else str(found or "")
+    return ""
+
+
 def free_bytes(path: Path) -> int:
     """Bytes free for this user on the file system that holds `path` (or its nearest existing parent)."""
     _, disk = _disk(path)

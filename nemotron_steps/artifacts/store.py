@@ -202,12 +202,20 @@ class ArtifactStore:
             return self.commit(folder / "tree", type_name, name=name, supertypes=supertypes, source=source)
 
     def reference(
-        self, path: Path, *, type_name: str | None = None, supertypes: Sequence[str] = (), name: str | None = None
+        self,
+        path: Path,
+        *,
+        type_name: str | None = None,
+        supertypes: Sequence[str] = (),
+        name: str | None = None,
+        licence: str = "",
     ) -> Artifact:
         """Take a folder of the user's as an artifact in place, without copying it; a single file is copied."""
         if path.is_file():
             return self.add(path, type_name=type_name, name=name, supertypes=supertypes)
         artifact = self.imports.identify(path, type_name=type_name, supertypes=supertypes, name=name)
+        if licence:
+            artifact = replace(artifact, attributes={**artifact.attributes, "license": licence})
         with self.naming():
             self.backend.write(f"{REFERENCES}/{artifact.digest}.json", artifact_bytes(artifact))
             self._remember_verified(artifact.digest, artifact.path, artifact.files)

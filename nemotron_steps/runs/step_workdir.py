@@ -12,6 +12,7 @@ import copy
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from nemotron_steps import __version__
 from nemotron_steps.artifacts.files import (
     as_storage_error,
     free_bytes,
+    licence_in,
     plain,
     remove_tree,
     sha256_file,
@@ -30,6 +32,7 @@ from nemotron_steps.artifacts.imports import default_name
 from nemotron_steps.artifacts.models import Artifact, Edge, Producer
 from nemotron_steps.artifacts.records import NUMBER, json_object, require_shape
 from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.config.locations import cache_folder
 from nemotron_steps.errors import (
     ArtifactError,
     DataError,
@@ -203,7 +206,7 @@ def open_input(
                 found=source.ref,
                 hints=(f"--input {port}=PATH", "steps artifacts list", *error.hints[:1]),
             ) from error
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
@@ -220,8 +223,14 @@ def open_input(
             found=f"{type(error).__name__}: {first_line(error)}",
             hints=(f"--input {port}=PATH_TO_MODEL_FOLDER",),
         ) from error
-    name = default_name(Path(source.ref))
-    return store.open(store.reference(folder, type_name=source.type, supertypes=supertypes, name=name))
+    # Not beside the weights, whose digest it would change.
+    name, card = default_name(Path(source.ref)), cache_folder() / "cards" / source.ref / folder.name
+    with suppress(Exception):  # the hub client raises many unrelated classes; no run fails for want of a card
+        if fetch and not card.exists():
+            said = HfApi().model_info(source.ref, revision=folder.name, timeout=5).card_data
+            write_atomic(card / "README.md", f"---\n{said.to_yaml() if said else ''}\n---\n".encode())
+    licence = licence_in(card)
+    return store.open(store.reference(folder, type_name=source.type, supertypes=supertypes, name=name, licence=licence))
 
 
 def bound_values(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str, str]:

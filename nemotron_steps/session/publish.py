@@ -8,6 +8,7 @@ from contextlib import suppress
 from itertools import islice, starmap
 from typing import Any
 
+from nemotron_steps.artifacts.files import licence_in
 from nemotron_steps.artifacts.integrity import place_of
 from nemotron_steps.artifacts.lineage import lineage
 from nemotron_steps.artifacts.models import Artifact
@@ -167,12 +168,9 @@ def _sources(store: ArtifactStore, artifact: Artifact) -> str:
 
 def _licence(store: ArtifactStore, artifact: Artifact) -> str:
     """`license` among its attributes, or in the front matter of its README.md."""
-    import yaml
-
     found = artifact.attributes.get("license")
-    with suppress(StepsError, OSError, ValueError, yaml.YAMLError, AttributeError, IndexError):
-        text = (place_of(store, artifact) / "README.md").read_text(encoding="utf-8")
-        found = found or yaml.safe_load(text.split("---\n")[1]).get("license")
+    with suppress(StepsError, OSError):
+        found = found or licence_in(place_of(store, artifact))
     return str(found or _UNKNOWN)
 
 

@@ -32,10 +32,27 @@ def source(ref: str) -> Any:
     return SimpleNamespace(ref=ref, type="checkpoint_hf")
 
 
-def test_a_model_of_the_hub_is_used_in_place_under_its_name(
-    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ("---\nlicense: mit\n---\n", "mit"),
+        ("---\nlicense: [mit, cc0-1.0]\n---\n", "mit, cc0-1.0"),
+        ("---\nlicense: other\nlicense_name: of-nobody\n---\n", "of-nobody"),
+        ("---\nlicense:\n---\n", None),
+        ("---\n[\n---\n", None),
+        ("# No front matter", None),
+        (None, None),
+    ],
+)
+def test_a_model_of_the_hub_is_used_in_place_under_its_name_with_the_licence_of_its_card(
+    card: str | None, licence: str | None, store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    snapshot, asked = write_hf(tmp_path / "snapshot"), []
+    snapshot, asked = write_hf(tmp_path / ("0a" * 20)), []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cards = tmp_path / "nemotron_steps/cards/org/tiny-model" / snapshot.name
+    cards.mkdir(parents=True)
+    if card is not None:
+        (cards / "README.md").write_text(card)
 
     def download(name: str, *, allow_patterns: list[str], local_files_only: bool) -> str:
         asked.append((name, local_files_only))
@@ -45,7 +62,9 @@ def test_a_model_of_the_hub_is_used_in_place_under_its_name(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     for fetch in (True, False):
         found = open_input(planned(), "model", source("org/tiny-model"), store, fetch=fetch)
-        assert found is not None and found.path == snapshot and found.name.endswith("tiny-model")
+        assert found is not None and found.path == snapshot and found.ref == "input/tiny-model:v1"
+        assert found.attributes.get("license") == licence
+        assert found.digest == store.reference(snapshot, name="same").digest
     assert asked == [("org/tiny-model", False), ("org/tiny-model", True)]
 
 

@@ -11,7 +11,7 @@ from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.formats import lines_of, parts_of
 from nemotron_steps.steps.data_prep.blends.prepare import Source, prepare
 from nemotron_steps.steps.data_prep.blends.shards import RowFunction, RowWork
-from nemotron_steps.steps.data_prep.blends.sources import DataFile, data_files
+from nemotron_steps.steps.data_prep.blends.sources import DataFile, data_files, licence_of
 from nemotron_steps.steps.data_prep.preference_prep import preference_rows
 from nemotron_steps.steps.data_prep.sft_prep import chat_rows
 
@@ -48,7 +48,7 @@ def _import(context: StepContext[Any], work: RowWork, port: str) -> None:
         tracker.summary({"left_aside": [file.name for file in every if file not in files]})
     if port == "prompts":
         tracker.summary(_recognised(files[0], context.config.prompt_column))
-    counts = prepare(context, [Source("dataset", files)], work, context.outputs[port].path)
+    counts = prepare(context, [Source("dataset", files, licence=licence_of(path))], work, context.outputs[port].path)
     tracker.summary({f"{split}_{port}": count for split, count in counts.items()})
 
 

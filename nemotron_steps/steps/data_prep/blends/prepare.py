@@ -15,7 +15,7 @@ from nemotron_steps.runs.context import StepContext, Tracker
 from nemotron_steps.steps.data_prep.blends.blend_file import read_blend
 from nemotron_steps.steps.data_prep.blends.formats import parts_of
 from nemotron_steps.steps.data_prep.blends.shards import RowCounts, RowWork, Shard, ShardTask, make_sample, make_shards
-from nemotron_steps.steps.data_prep.blends.sources import DataFile, data_files, hub_name, without_signature
+from nemotron_steps.steps.data_prep.blends.sources import DataFile, data_files, hub_name, licence_of, without_signature
 from nemotron_steps.steps.data_prep.blends.splits import FILES, DataSet, Split, write_split_files
 
 ACCOUNTING = "accounting.json"
@@ -32,6 +32,7 @@ class Source:
     files: Sequence[DataFile]
     weight: float = 1.0
     split: Split | None = None
+    licence: str = ""
 
 
 def sources_of(config: DataPrepConfig) -> list[Source]:
@@ -49,13 +50,15 @@ def sources_of(config: DataPrepConfig) -> list[Source]:
                 ),
                 entry.weight,
                 split,
+                licence_of(entry.path, config.mirror),
             )
             for split, entries in read_blend(config.blend_path).items()
             for entry in entries
         ]
     if config.input_path is not None:
         name = without_signature(config.input_path).rstrip("/").rpartition("/")[2]
-        return [Source(name, data_files(config.input_path, key="input_path", mirror=config.mirror))]
+        files = data_files(config.input_path, key="input_path", mirror=config.mirror)
+        return [Source(name, files, licence=licence_of(config.input_path, config.mirror))]
     assert config.jsonl is not None  # the config has exactly one source
     return [jsonl_source(config.jsonl)]
 
@@ -73,7 +76,7 @@ def check(config: DataPrepConfig, inputs: Mapping[str, Any]) -> None:
 
 def jsonl_source(jsonl: JsonlSource) -> Source:
     """The user's own JSON Lines. DataError without any."""
-    return Source("jsonl", data_files(jsonl.path, key="jsonl.path"))
+    return Source("jsonl", data_files(jsonl.path, key="jsonl.path"), licence=licence_of(jsonl.path))
 
 
 def prepare(
@@ -85,7 +88,9 @@ def prepare(
     *,
     preparation: Any = None,
 ) -> dict[str, int]:
-    """Write the split files and the accounting. Returns split → rows."""
+    """Write the split files and the accounting, and record the sources' licences. Returns split → rows."""
+    for slot in context.outputs.values() if any(source.licence for source in sources) else ():
+        slot.attributes["license"] = ", ".join(dict.fromkeys(source.licence or "not recorded" for source in sources))
     preparation, tracker = preparation or context.config, context.tracker
     staging = context.work / "shards"
     staging.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from nemotron_steps.artifacts.files import licence_in
 from nemotron_steps.artifacts.models import MANIFEST_NAME
 from nemotron_steps.errors import DataError, RetryableError, StepsError, first_line
 from nemotron_steps.waiting import waiting
@@ -50,7 +51,7 @@ def hub_folder(name: HubName, key: str, suffixes: tuple[str, ...]) -> Path:
         patterns = [name.file, *(f"{name.file.rstrip('/')}/{pattern}" for pattern in patterns)]
     else:
         patterns += ["*.arrow", "*dataset_info.json", "*dataset_dict.json", "*state.json"]
-    where, repository = f"{key} = {name.repository}", name.repository
+    patterns, where, repository = [*patterns, "README.md"], f"{key} = {name.repository}", name.repository
     mirror = "mirror=FOLDER   # with ORG/NAME folders in it, as `hf download --local-dir FOLDER/ORG/NAME` makes them"
     try:
         with waiting(f"the hub to send {repository}"):
@@ -141,6 +142,19 @@ def data_files(
     if not chosen:
         raise _none_of("split", split, files, key)
     return chosen
+
+
+def licence_of(path: str, mirror: str | None = None) -> str:
+    """What a source's README.md says of its licence, once its files were fetched; empty if nothing does."""
+    local, name = Path(path).expanduser(), hub_name(path)
+    if name is None or local.exists():
+        return licence_in(local if local.is_dir() else local.parent)
+    if mirror is not None:
+        return licence_in(Path(mirror).expanduser() / name.repository)
+    from huggingface_hub import try_to_load_from_cache
+
+    card = try_to_load_from_cache(name.repository, "README.md", repo_type="dataset", revision=name.revision)
+    return licence_in(Path(card).parent) if isinstance(card, str) else ""
 
 
 def _mirrored(name: HubName, key: str, mirror: str) -> Path:

@@ -11,7 +11,7 @@ import pytest
 
 from nemotron_steps.config.schema.data_prep import DataPrepConfig, SplitRows
 from nemotron_steps.errors import DataError
-from nemotron_steps.runs.context import Tracker
+from nemotron_steps.runs.context import OutputSlot, Tracker
 from nemotron_steps.steps.data_prep.blends import formats
 from nemotron_steps.steps.data_prep.blends.prepare import Source, prepare
 from nemotron_steps.steps.data_prep.blends.shards import RowFunction, RowWork
@@ -43,6 +43,7 @@ class Prepared:
     folder: Path
     counts: dict[str, int]
     records: list[dict[str, Any]]
+    licence: str | None
 
     @property
     def accounting(self) -> dict[str, Any]:
@@ -85,10 +86,11 @@ def run_prepare(
         max_refused_share=max_refused_share,
         num_workers=num_workers,
     )
-    context: Any = SimpleNamespace(config=config, work=folder, tracker=Tracker("prep", None, records.append))
+    slot, tracker = OutputSlot("training_jsonl", out), Tracker("prep", None, records.append)
+    context: Any = SimpleNamespace(config=config, work=folder, tracker=tracker, outputs={"rows": slot})
     sources = [p if isinstance(p, Source) else Source(p.stem, data_files(str(p), key="jsonl.path")) for p in paths]
     counts = prepare(context, sources, work or Marked(), out)
-    return Prepared(out, counts, records)
+    return Prepared(out, counts, records, slot.attributes.get("license"))
 
 
 @pytest.fixture

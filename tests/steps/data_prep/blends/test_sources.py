@@ -12,6 +12,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from nemotron_steps.config.schema.data_prep import DataPrepConfig
 from nemotron_steps.errors import DataError, RetryableError, show_line
@@ -183,6 +184,21 @@ class TestHub:
     def test_names(self, path: str, name: HubName | None):
         assert hub_name(path) == name
 
+    def test_the_licences_of_sources_are_recorded(self, run: Run, tmp_path: Path, hub: Path):
+        mirror, nothing = tmp_path / "mirror", tmp_path / "nothing"
+        folders = {"hf://org/Name/data": hub, str(tmp_path / "own"): tmp_path / "own", "org/Copy": mirror / "org/Copy"}
+        for number, folder in enumerate(folders.values()):
+            write_lines(folder / "data" / "train.jsonl", ROWS[number : number + 1])
+            (folder / "README.md").write_text(f"---\nlicense: licence-{number}\n---\n")
+        write_lines(nothing / "train.jsonl", ROWS[9:])
+        given = []
+        for number, path in enumerate([*folders, str(nothing)]):
+            config = DataPrepConfig(input_path=path, mirror=str(mirror) if path == "org/Copy" else None)
+            given += sources_of(config)
+            assert given[-1].licence == (f"licence-{number}" if number < 3 else "")
+        assert run(*given[:2], given[0], given[3]).licence == "licence-0, licence-1, not recorded"
+        assert run(given[3], name="unsaid").licence is None
+
     def test_a_mirror_goes_before_the_hub(self, run: Run, tmp_path: Path):
         write_lines(tmp_path / "mirror" / "nvidia" / "Blend" / "train.jsonl", ROWS)
         assert run(files("hf://nvidia/Blend", split="train", mirror=str(tmp_path / "mirror"))).rows() == ROWS
@@ -193,6 +209,41 @@ class TestHub:
             # A folder of the file's own name would hold the whole data set, and all of it be taken for the file.
             fetched = f"hf download nvidia/Other --repo-type dataset --local-dir {tmp_path}/mirror/nvidia/Other"
             assert caught.value.hints[0] == fetched
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder that a stand-in for the hub serves as the data set org/Name."""
+    root = tmp_path / "served"
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            paths = [each.relative_to(root).as_posix() for each in root.rglob("*.*")]
+            told: Any = {"id": "org/Name", "sha": "0a" * 20, "siblings": [{"rfilename": path} for path in paths]}
+            if "/tree/" in self.path:
+                told = [{"type": "file", "path": path, "oid": path, "size": 1} for path in paths]
+            is_file = "/resolve/" in self.path
+            body = (root / self.path.split("0a/")[-1]).read_bytes() if is_file else json.dumps(told).encode()
+            self.send_response(200)
+            headers = {"Content-Length": len(body), "ETag": f"etag-{hash(body)}", "X-Repo-Commit": "0a" * 20}
+            for name, value in headers.items():
+                self.send_header(name, str(value))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        changed = {"ENDPOINT": address, "HF_HUB_OFFLINE": False, "HF_HUB_CACHE": str(tmp_path)}
+        changed["HUGGINGFACE_CO_URL_TEMPLATE"] = address + "/{repo_id}/resolve/{revision}/{filename}"
+        for name, value in changed.items():
+            monkeypatch.setattr(constants, name, value)
+        yield root
+        server.shutdown()
 
 
 @dataclass
