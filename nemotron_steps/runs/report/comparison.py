@@ -40,7 +40,8 @@ def compare(runs: Sequence[RunReport], store: ArtifactStore) -> dict[str, Any]:
             of.setdefault(", ".join(ids), []).append(name)
         which = "; ".join(f"{', '.join(theirs)}: {ids}" for ids, theirs in of.items())
         unlike.append(f"different steps ({which}): what they report may not be comparable")
-    for key in dict.fromkeys(key for each in steps for key in each):
+    asked_for = {key for run, each in zip(runs, steps, strict=True) for key in each if each[key].key in run.goals}
+    for key in sorted(dict.fromkeys(key for each in steps for key in each), key=lambda key: key not in asked_for):
         found = [(run, each.get(key)) for run, each in zip(runs, steps, strict=True)]
         results[key] = _results([step.summary if step else {} for _, step in found])
         composed = [flat(_config(run, step)) if step else None for run, step in found]
