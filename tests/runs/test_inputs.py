@@ -1,11 +1,15 @@
 """What a user supplies for a port: a path, an artifact's name, or a model of the hub; and what its bindings fill."""
 
+import json
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
 import pytest
+from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from nemotron_steps.artifacts.models import Artifact
@@ -66,6 +70,34 @@ def test_a_model_of_the_hub_is_used_in_place_under_its_name_with_the_licence_of_
         assert found.attributes.get("license") == licence
         assert found.digest == store.reference(snapshot, name="same").digest
     assert asked == [("org/tiny-model", False), ("org/tiny-model", True)]
+
+
+def test_the_card_of_a_model_is_asked_for_once(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"id": "org/model", "cardData": {"license": "mit"}}).encode())
+
+    snapshot = write_hf(tmp_path / ("0a" * 20))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(snapshot))
+    with HTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        found = [
+            open_input(planned(), "model", source("org/model"), store, fetch=fetch) for fetch in (False, True, True)
+        ]
+        server.shutdown()
+    assert [each and each.attributes.get("license") for each in found] == [None, "mit", "mit"]
+    told = [path for path in asked if path.startswith("/api/models/")]
+    assert told == [f"/api/models/org/model/revision/{snapshot.name}"]
 
 
 def test_a_model_that_cannot_be_fetched_is_an_error_of_the_run_and_none_of_the_plan(
