@@ -38,6 +38,8 @@ PLACEHOLDERS = {
     "STEP": "data_prep/rl_prep",
     "NAME": "math_with_judge",
     "SIGNAL": "kl_spike",
+    "baseline": "latest",
+    "faster": "latest",
     "AGENT": "math_with_judge_simple_agent",
     "A": "data_prep/rl_prep/prompts",
     "B": "data_prep/rl_prep/prompts",
