@@ -172,6 +172,23 @@ def keeps_secrets_out(step: StepSubject) -> None:
             raise Unmet("the value of the variable KIT_API_KEY is written down", where=str(path))
 
 
+@SUITE.check("a_second_run_is_cached")
+def key_knows_the_code(step: StepSubject) -> None:
+    """Every module and file of its own package that the step used is part of the cache key."""
+    from nemotron_steps.runs.code_digest import Code
+
+    code = Code()
+    for reference in (step.entry_module, step.manifest.step.config_schema or ""):
+        code.add_module(reference.partition(":")[0])
+    known = {path.resolve() for paths in code.files.values() for path in paths}
+    used = {Path(file).resolve() for file in step.first.seen["used"]}
+    packs = tuple(pack.base.parent.resolve() for pack in step.registry.packs if pack.name == step.manifest.pack)
+    unknown = sorted(str(f) for f in used - known if not any(f.is_relative_to(pack) for pack in packs))
+    if unknown:
+        hint = "import modules by name (a string 'package.module' counts), or raise the manifest's version"
+        raise Unmet("a change of these files would not make the step run again", found=", ".join(unknown), hint=hint)
+
+
 def _expect_signal(ran: Ran) -> None:
     if ran.code != -signal.SIGKILL:
         raise Unmet("the step did not reach the point where it is killed", found=f"exit code {ran.code}")

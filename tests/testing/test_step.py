@@ -22,6 +22,7 @@ BEGUN_ONCE = """\
     begun.touch()
 """
 AT = "    at: float = Field(default_factory=__import__('time').time)\n"
+LAZILY = "words = __import__('importlib').import_module('.'.join(['toykit', 'words']))\n"
 OTHER = '[step]\nid = "toykit/shorten"\n[[produces]]\ntype = "training_jsonl"\n'
 
 
@@ -79,6 +80,7 @@ RUN: dict[str, tuple[Change, ...]] = {
         "    asked.connect(('192.0.2.1', 9))\n    asked.close()\n"
     ),
     "keeps_secrets_out": swap('{"text": words', '{"key": __import__("os").environ.get("KIT_API_KEY"), "text": words'),
+    "key_knows_the_code": swap("from toykit import words\n", LAZILY),
 }
 """Check → what breaks it, of those that run the step."""
 

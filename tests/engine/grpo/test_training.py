@@ -50,7 +50,8 @@ def context(task, tmp_path, monkeypatch):
     outputs = {"model": SimpleNamespace(path=tmp_path / "model", type="checkpoint_megatron")}
     (tmp_path / "model").mkdir()
     tracker = Tracker("test", None, None)
-    return SimpleNamespace(config=config, work=tmp_path, started=time.monotonic(), outputs=outputs, tracker=tracker)
+    given = {"config": config, "inputs": {}, "outputs": outputs, "work": tmp_path, "tracker": tracker}
+    return SimpleNamespace(**given, started=time.monotonic())
 
 
 def test_an_environment_of_heldout_prompts_alone_is_started_and_lives_on_one_event_loop(context):
