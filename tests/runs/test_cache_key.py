@@ -29,10 +29,8 @@ FILES = {
     "rewards.py": "import json, numpy\nimport helper\nfrom lib import one\n"
     "if json: import scratch.part\nopen('answers.json')\nopen('seen.txt', 'a')\n"
     "LOG = Path('own.log')\nLOG.open('w')\nopen('catalog.json')  # changelog\nopen('names')\nopen('rules/other.md')\n"
-    "for each in (HERE / 'rules').glob('*.rule'): row['output']\nlistdir('words')\n"
-    "import_module(f'{name}')\nsave(load('saved.npy'))\nopen('//')\nopen('/" + 5000 * "x" + "')\n"
-    "LISTED = ['first.md']\nOUT = Path('made')\nOUT.mkdir()\n(OUT / 'scores.json').write_text('')\n"
-    "HERE.rglob('*.deep')\nHERE.glob('*/*.low')\n",
+    "for each in (HERE / 'rules').glob('*.txt'): row['output']\nlistdir('words')\n"
+    "import_module(f'{name}')\nsave(load('saved.npy'))\n",
     "helper.py": "def f():\n    from deeper import (\n        x,\n    )\n",
     "deeper.py": "import importlib\nx = importlib.import_module('called')\n",
     "called.py": "",
@@ -42,11 +40,7 @@ FILES = {
     "saved.npy": "",
     "own.log": "",
     "names": "",
-    "first.md": "",
-    "made/scores.json": "",
-    "nested/far/below.deep": "",
-    "nested/one.low": "",
-    "rules/one.rule": "",
+    "rules/one.txt": "",
     "rules/other.md": "",
     "words/deep/one": "",
     "words/.hidden": "",
@@ -63,8 +57,6 @@ FILES = {
     "templates/judge.jinja": "{{ text }}",
     "words.txt": "",
     "tokens/tokenizer.json": "{}",
-    "tokens/deep/.settings": "",
-    "tokens/.cache": "",
     "tokens/model.safetensors": "",
     "adapter/adapter_model.safetensors": "",
     "adapter/__pycache__/x.pyc": "",
@@ -86,11 +78,11 @@ FILES = {
     "site/plugin-1.0.dist-info/METADATA": "Name: plugin\nVersion: 1.0\n",
     "site/plugin-1.0.dist-info/entry_points.txt": "[nemotron_steps.environments]\nplugin = plugin.env:Env\n",
     "site/agents/by_config.py": "",
-    "site/row_agents.py": "",
+    "site/agents/by_row.py": "",
     "site/agents/not_named.py": "",
     "site/agents-1.0.dist-info/METADATA": "Name: agents\nVersion: 1.0\n",
     "site/agents-1.0.dist-info/entry_points.txt": "[nemotron_steps.environments]\nby_config = agents.by_config:Env\n"
-    "by_row = row_agents:Env\nnot_named = agents.not_named:Env\n",
+    "by_row = agents.by_row:Env\nnot_named = agents.not_named:Env\n",
     "site/scorers/deep/judge.py": "",
     "site/scorers/deep/__init__.py": "",
     "site/scorers/rewards.py": "",
@@ -195,15 +187,11 @@ SAID = [
         ("seen.txt", None),
         ("own.log", None),
         ("saved.npy", "file saved.npy"),
-        ("rules/one.rule", "file one.rule"),
-        ("first.md", "file first.md"),
-        ("made/scores.json", None),
-        ("nested/far/below.deep", "file below.deep"),
-        ("nested/one.low", "file one.low"),
-        ("words/deep/one", "file one"),
+        ("rules/one.txt", "file *.txt"),
+        ("words/deep/one", "file words/"),
         ("words/.hidden", None),
-        ("lib/tables/one.csv", "file one.csv"),
-        ("tables/two.csv", "file two.csv"),
+        ("lib/tables/one.csv", "file lib/*.csv"),
+        ("tables/two.csv", "file lib/*.csv"),
         ("beside/next_door.py", "file next_door.py"),
         ("lib/elsewhere/placed.py", "file placed.py"),
         ("unused.py", "file unused.py"),  # which import_module may import
@@ -212,8 +200,6 @@ SAID = [
         ("judge/config.json", "file env.nemo_gym.judge_model.responses_api_models.vllm_model.model"),
         ("templates/judge.jinja", f"file {SETTINGS}.plugin.prompt_template"),
         ("tokens/model.safetensors", None),
-        ("tokens/deep/.settings", f"file {SETTINGS}.plugin.tokenizer"),
-        ("tokens/.cache", None),
         ("adapter/adapter_model.safetensors", f"file {SETTINGS}.plugin.adapter"),
         ("adapter/__pycache__/x.pyc", None),
         ("output/report.txt", None),
@@ -224,10 +210,10 @@ SAID = [
         ("site/plugin/table.py", "code: plugin/table.py"),
         ("site/plugin/prompt.txt", "code: plugin/prompt.txt"),
         ("site/plugin_core/base.py", "code: plugin_core/base.py"),
-        ("site/plugin/unused.py", "code: plugin/unused.py"),
+        ("site/plugin/unused.py", None),
         ("site/agents/by_config.py", "code: agents/by_config.py"),
-        ("site/row_agents.py", "code: row_agents.py"),
-        ("site/agents/not_named.py", "code: agents/not_named.py"),
+        ("site/agents/by_row.py", "code: agents/by_row.py"),
+        ("site/agents/not_named.py", None),
         ("site/scratch/part.py", None),
         ("site/scratch_dist-1.0.dist-info/METADATA", "code: distribution scratch-dist: 1.0 -> 1.0.1"),
         # this package
@@ -245,12 +231,12 @@ SAID = [
         ("helper.py", "file helper.py"),
         ("site/plugin/rules.py", "code: plugin/rules.py"),
         ("words.txt", f"file {SETTINGS}.plugin.word_lists.0"),
-        ("site/row_agents.py", None),  # its rows all go to evaluation.environment
+        ("site/agents/by_row.py", None),  # its rows all go to evaluation.environment
         ("nemotron_steps/engine/supervised/training.py", None),
     ),
     *rows_of(
         PREPARE,
-        ("site/row_agents.py", "code: row_agents.py"),  # it checks rows that nobody has read yet
+        ("site/agents/by_row.py", "code: agents/by_row.py"),  # it checks rows that nobody has read yet
         ("nemotron_steps/rows/messages.py", "code: rows/messages.py"),
         ("nemotron_steps/environments/text/mcqa.py", "code: environments/text/mcqa.py"),
         ("nemotron_steps/artifacts/lineage.py", None),

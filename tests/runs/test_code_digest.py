@@ -90,20 +90,6 @@ def test_code_digest_changes_with_the_c_sources_beside_what_is_imported(package:
     assert code_digest("closurepack.a") != before
 
 
-def test_of_a_large_installed_package_the_version_counts_and_a_module_that_comes_later_is_found(
-    package: Path, tmp_path: Path
-) -> None:
-    assert not Code().add_module("closurepack.late")
-    for number in range(501):
-        (package / f"late{number or ''}.py").touch()
-    (info := tmp_path / "closure_pack-1.5.dist-info").mkdir()
-    (info / "RECORD").write_text("closurepack/__init__.py,,\n")
-    (info / "METADATA").write_text("Name: closure-pack\nVersion: 1.5\n")
-    code = Code()
-    assert code.add_module("closurepack") and code.add_module("closurepack.late")
-    assert code.distributions == {"closure-pack": "1.5"} and not code.files
-
-
 def test_closure_of_a_built_in_step_has_the_engine_and_not_the_runner() -> None:
     closure = import_closure("nemotron_steps.steps.grpo")
     assert "nemotron_steps.engine.losses.policy_gradient" in closure and "nemotron_steps.config.schema.rl" in closure
