@@ -42,11 +42,6 @@ def test_ten_lines_train_and_what_they_did_is_there_to_be_read(model: Path, work
     assert {"policy", "prompts"} <= {link["port"] for link in above}
     assert "reward/mean" in result._repr_html_() and "<svg" in result._repr_html_()
 
-    assert steps(["artifacts", "export", result.outputs["model"].ref, "trained", "--hf"]) == 0
-    assert "convert/megatron_to_hf" in capsys.readouterr().out and Path("trained", "model.safetensors").is_file()
-    saved = result.save("saved", hf=True)  # converted already
-    assert (saved / "model.safetensors").read_bytes() == Path("trained", "model.safetensors").read_bytes()
-
     # The command line knows it: the same request is cached, and the run is resumed by its id.
     assert steps(["run", *training_words(training), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -62,6 +57,11 @@ def test_ten_lines_train_and_what_they_did_is_there_to_be_read(model: Path, work
         assert not changed.plan().cached
     finally:
         del WORTH["b"]
+
+    assert steps(["artifacts", "export", result.outputs["model"].ref, "trained", "--hf"]) == 0
+    assert "convert/megatron_to_hf" in capsys.readouterr().out and Path("trained", "model.safetensors").is_file()
+    saved = result.save("saved", hf=True)  # converted already
+    assert (saved / "model.safetensors").read_bytes() == Path("trained", "model.safetensors").read_bytes()
 
 
 def test_validation_is_asked_for_where_no_key_says_when(model: Path, workplace: Path) -> None:
