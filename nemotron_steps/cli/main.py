@@ -84,9 +84,9 @@ def _dispatch(arguments: list[str], passthrough: list[str], prog: str) -> int:
     from nemotron_steps.session.run_request import UsageError
 
     if prog == "nemotron":
-        from nemotron_steps.cli import recipes
+        from nemotron_steps.cli.parser import parsed_recipe
 
-        recipe, unknown, prog = recipes.parsed(arguments)
+        recipe, unknown, prog = parsed_recipe(arguments)
         if recipe is None:
             return 0
         namespace = recipe

@@ -7,7 +7,7 @@ import pytest
 from nemotron_steps.artifacts.models import Producer
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.cli.main import nemotron, steps
-from nemotron_steps.cli.recipes import COMMANDS
+from nemotron_steps.cli.parser import COMMANDS
 from nemotron_steps.manifest.registry import load_registry
 from tests.cli.conftest import Cli, in_process
 from tests.cli.test_model_plans import hub_folder
