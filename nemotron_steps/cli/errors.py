@@ -16,7 +16,7 @@ from nemotron_steps.config.secrets import may_be_secret, redact, redact_text
 from nemotron_steps.errors import InterruptedRunError, RequestError, StepsError
 from nemotron_steps.session.jobs import printable
 
-_OF_A_HOME = re.compile(r"steps (?:run|plan|runs|watch|logs|status|cancel|report|index|artifacts|publish)\b")
+_OF_A_HOME = re.compile(r"steps (?:run|plan|runs|watch|logs|status|cancel|report|index|artifacts|publish|home|gc)\b")
 _PROFILE = ("-r", "--run", "-b", "--batch")
 _typed = ["steps"]
 """The program of this process (`steps`, `nemotron` or `nemotron steps`), and the words behind it."""

@@ -91,8 +91,8 @@ def build(prog: str) -> Parser:
     command.add_argument("--why", action="store_true", help="say of each step that must run what changed")
     run_flags(add("run", "run:run", "run a step, a list of steps or a pipeline", epilog=_RUN_EPILOG))
     _history(add)
-    _stored(add("home", "history:home", "show what the home holds, and what `steps gc` would free"))
-    command = add("gc", "history:gc", "free what nothing needs: leftovers, work folders of finished runs")
+    _stored(add("home", "artifacts:home", "show what the home holds, and what `steps gc` would free"))
+    command = add("gc", "artifacts:gc", "free what nothing needs: leftovers, work folders of finished runs")
     command.add_argument("--dry-run", action="store_true", help="say what would be freed; delete nothing")
     command.add_argument("--yes", action="store_true", help="delete without asking")
     old = "also the folders of runs that were done this many days ago; their artifacts stay"
