@@ -317,7 +317,7 @@ def _check_names(names: set[str], wanted: Sequence[Parameter], architecture: Arc
         what, found = f"the checkpoint lacks the tensor {missing[0]}", f"{len(missing)} of them missing"
         raise _misfit(what, where, *([untrained] if of_blocks else []), expected=expected, found=found)
     carried = "" if architecture.trains_mtp else prefix
-    # What the model makes of others, a tied output layer or rotary frequencies: WeightReader compares it with those.
+    # What the model makes itself: rotary frequencies, and a tied output layer, which WeightReader compares.
     extra = []
     for name in sorted(names.difference(*(p.hf_names for p in wanted))):
         made = name.endswith("rotary_emb.inv_freq") or (name == HEAD and architecture.tied_embeddings)
